@@ -1,0 +1,57 @@
+# make demo   the demo, from a bare machine: environment, models, stack, two batches, results in out/
+# make test   the whole default suite, from a bare machine
+# Needs Python ≥3.11 and make; everything else is fetched into .venv and the model cache.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Pinned versions. pip takes whichever build of torch its index offers: CPU or CUDA.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+WORKERS ?= 2
+
+.PHONY: demo test setup check format bench clean lock
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+setup: .venv/.installed
+	$(BIN)/halfrate models pull
+
+test: setup .venv/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# What CI holds the tree to, beside the tests.
+check: .venv/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.alembic_check
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: setup .venv/.installed-dev
+	for program in tests/bench/*.py; do $(BIN)/python $$program || exit 1; done
+
+# Made anew whenever what is to be installed changes; a half-made one is never taken for whole.
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "halfrate needs Python 3.11 or newer; say which: make PYTHON=python3.12 …"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e '.[worker,embedded,examples]'
+	touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(INSTALL) -e '.[worker,embedded,examples,dev]'
+	touch $@
+
+# Newest versions that pyproject.toml allows, frozen. Torch without its build: that is the index's.
+lock:
+	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet 'torch==2.13.0' -e '.[worker,embedded,examples,dev]'
+	.venv-lock/bin/python -m pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+.*/\1/' > constraints.txt
+	rm -rf .venv-lock
+
+clean:
+	rm -rf .venv .halfrate out

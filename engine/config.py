@@ -1,0 +1,42 @@
+"""What does an engine need to know before it starts?"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class Kind(StrEnum):
+    """What a model is used for."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    CLASSIFY = "classify"
+    SCORE = "score"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One model on one device.
+
+    `device` "auto" takes a CUDA device where there is one. `dtype` is a name of torch's (float32,
+    bfloat16, float16). `context_length` None means the model's own; a larger one is refused.
+    `pooling` is for embedding models whose own files do not say how they pool: mean, cls, max …;
+    their vectors are normalised.
+
+    Three limits bound a step, in tokens with padding: `token_budget` a batch of texts or prompts,
+    `prefill_tokens` the piece of a prompt batch computed in one step (so that an abort need not
+    wait for a long prompt), `cache_tokens` prompts and answers whose keys and values are held. A
+    single sequence always runs, however long.
+    """
+
+    model: Path
+    kind: Kind
+    device: str = "cpu"
+    dtype: str = "float32"
+    context_length: int | None = None
+    token_budget: int = 4096
+    max_rows: int = 64
+    prefill_tokens: int = 1024
+    cache_tokens: int = 32768
+    threads: int | None = None
+    pooling: str | None = None

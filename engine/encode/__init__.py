@@ -1,0 +1,1 @@
+"""Texts into vectors, one padded batch at a time."""

@@ -1,0 +1,107 @@
+"""How do requests become results on one model? Submit them, step until none is pending.
+
+    engine = Engine(EngineConfig(model=folder, kind=Kind.EMBED))
+    for index, result in engine.run(requests):
+        ...
+
+An engine belongs to one thread. An exception from `step` is a bug or a broken device: the engine
+is then to be thrown away, and what was pending to be submitted to another.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator
+from typing import assert_never
+
+import torch
+
+from engine.config import EngineConfig, Kind
+from engine.encode.padded import EncodeLoop
+from engine.errors import ModelLoadError
+from engine.generate.padded import GenerateLoop
+from engine.intake import Intake
+from engine.model.load import load_decoder, load_encoder
+from engine.outcome import Outcome
+from engine.plan.admit import refusal
+from engine.request import EmbedRequest, Failure, GenerateRequest, Request, Result
+from engine.surface import Counters, drive
+
+
+class Engine:
+    """One model on one device. Raises ModelLoadError where the folder holds none it can run."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self._kind = config.kind
+        self.dimensions: int | None = None  # length of the vectors, where it makes any
+        self._loop: EncodeLoop | GenerateLoop
+        match config.kind:
+            case Kind.EMBED:
+                encoder = load_encoder(config)
+                self._loop = EncodeLoop(encoder, config)
+                self.dimensions = encoder.head.dimensions
+                self.context_length, self._vocab_size = encoder.context_length, encoder.vocab_size
+            case Kind.GENERATE:
+                decoder = load_decoder(config)
+                self._loop = GenerateLoop(decoder, config)
+                self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
+            case Kind.CLASSIFY | Kind.SCORE:
+                msg = f"no engine serves models of kind {config.kind.value} yet"
+                raise ModelLoadError(msg)
+            case unreachable:
+                assert_never(unreachable)
+        self._intake = Intake(self._refuse)
+
+    @property
+    def pending(self) -> int:
+        """Requests submitted and not yet answered."""
+        return self._intake.pending
+
+    @property
+    def counters(self) -> Counters:
+        """What was done so far."""
+        return self._intake.counters
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Take requests in. A bad one gets its Failure from the next step.
+
+        Raises ValueError, and takes none in, where an id is in flight already or comes twice.
+        """
+        accepted = self._intake.admit(requests)
+        match self._loop:
+            case EncodeLoop():
+                self._loop.add([r for r in accepted if isinstance(r, EmbedRequest)])
+            case GenerateLoop():
+                self._loop.add([r for r in accepted if isinstance(r, GenerateRequest)])
+            case unreachable:
+                assert_never(unreachable)
+
+    @torch.inference_mode()
+    def step(self) -> list[Result]:
+        """Do one bounded piece of work: a batch of texts, a piece of prompts, a token of each row.
+
+        Returns what was finished by it, in any order; nothing where nothing is pending.
+        """
+        refused = self._intake.refused()
+        if refused or not self._intake.pending:
+            return refused
+        outcome: Outcome = self._loop.step()
+        self._intake.counters += outcome.cost + Counters(steps=1)
+        return self._intake.answer(outcome.results)
+
+    def abort(self, ids: Iterable[Hashable]) -> None:
+        """Drop these requests, running or not, without a result; unknown ids are passed over."""
+        dropped = self._intake.forget(ids)
+        if dropped:
+            self._loop.remove(dropped)
+
+    def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Result]]:
+        """Submit all, yield each one's index and result as they finish; needs an idle engine."""
+        yield from drive(self, requests)
+
+    def _refuse(self, request: Request) -> Failure | None:
+        return refusal(
+            request,
+            kind=self._kind,
+            context_length=self.context_length,
+            vocab_size=self._vocab_size,
+        )

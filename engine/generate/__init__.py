@@ -1,0 +1,1 @@
+"""Prompts into answers, one padded batch and one decode step at a time."""

@@ -1,0 +1,1 @@
+"""Which requests run together: pure functions and plain values, no torch."""

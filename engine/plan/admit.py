@@ -1,0 +1,80 @@
+"""May this request run at all? Everything a client can cure is found here, before the model."""
+
+import math
+from typing import assert_never
+
+from engine.config import Kind
+from engine.request import EmbedRequest, Failure, FailureReason, GenerateRequest, Request, Sampling
+
+
+def refusal(
+    request: Request, *, kind: Kind, context_length: int, vocab_size: int
+) -> Failure | None:
+    """Why the request cannot run, or None."""
+    match request:
+        case EmbedRequest():
+            return _refuse_embed(request, kind, context_length, vocab_size)
+        case GenerateRequest():
+            return _refuse_generate(request, kind, context_length, vocab_size)
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _refuse_embed(
+    request: EmbedRequest, kind: Kind, context_length: int, vocab_size: int
+) -> Failure | None:
+    if kind is not Kind.EMBED:
+        return _invalid(request, "This model does not make embeddings.", None)
+    length = len(request.tokens)
+    if length > context_length:
+        return _too_long(request, context_length, f"the input has {length} tokens", "input")
+    return _refuse_tokens(request, request.tokens, vocab_size, "input")
+
+
+def _refuse_generate(
+    request: GenerateRequest, kind: Kind, context_length: int, vocab_size: int
+) -> Failure | None:
+    if kind is not Kind.GENERATE:
+        return _invalid(request, "This model does not generate text.", None)
+    length, more = len(request.prompt), request.sampling.max_tokens
+    if length >= context_length:
+        return _too_long(request, context_length, f"the input has {length} tokens", None)
+    if more > context_length - length:
+        found = (
+            f"{length + more} tokens were requested ({length} in the input, {more} as max_tokens)"
+        )
+        return _too_long(request, context_length, found, "max_tokens")
+    return _refuse_sampling(request, request.sampling) or _refuse_tokens(
+        request, request.prompt, vocab_size, None
+    )
+
+
+def _refuse_sampling(request: Request, sampling: Sampling) -> Failure | None:
+    if sampling.max_tokens < 1:
+        return _invalid(request, "max_tokens must be at least 1.", "max_tokens")
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        return _invalid(request, "temperature must be a number from 0.", "temperature")
+    if not 0 <= sampling.top_p <= 1:
+        return _invalid(request, "top_p must be a number from 0 to 1.", "top_p")
+    if "" in sampling.stop:
+        return _invalid(request, "A stop string must not be empty.", "stop")
+    return None
+
+
+def _refuse_tokens(
+    request: Request, tokens: tuple[int, ...], vocab_size: int, param: str | None
+) -> Failure | None:
+    if not tokens:
+        return _invalid(request, "The input must not be empty.", param)
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        return _invalid(request, f"Token ids of this model run from 0 to {vocab_size - 1}.", param)
+    return None
+
+
+def _too_long(request: Request, limit: int, found: str, param: str | None) -> Failure:
+    message = f"This model's maximum context length is {limit} tokens, but {found}."
+    return Failure(request.id, FailureReason.TOO_LONG, message, param)
+
+
+def _invalid(request: Request, message: str, param: str | None) -> Failure:
+    return Failure(request.id, FailureReason.INVALID, message, param)

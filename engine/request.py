@@ -1,0 +1,100 @@
+"""What is asked of the engine, and what does it answer?
+
+One request is one sequence: whoever has an array of inputs, or wants several choices of one prompt,
+submits one request for each and joins the results.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an answer's tokens are chosen.
+
+    `temperature` 0 takes the likeliest token. Draws are keyed by (seed, choice, step), so the same
+    request draws the same numbers again, whatever runs beside it. `stop` strings end the answer and
+    are not part of it.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Continue a prompt of token ids; `choice` is the index among the choices of one prompt."""
+
+    id: Hashable
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """Make one vector of a text's token ids, the model's special tokens included."""
+
+    id: Hashable
+    tokens: tuple[int, ...]
+
+
+Request = GenerateRequest | EmbedRequest
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended: by itself or at a stop string, or at its token limit."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """An answer. `token_ids` holds every generated token, the closing one included."""
+
+    id: Hashable
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """A vector, pooled and normalised as the model's own files say."""
+
+    id: Hashable
+    vector: NDArray[np.float32]  # [dims]
+    input_tokens: int
+
+
+class FailureReason(StrEnum):
+    """What kept a request from an answer."""
+
+    TOO_LONG = "too_long"
+    INVALID = "invalid"
+    OUT_OF_MEMORY = "out_of_memory"
+    NON_FINITE = "non_finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """No answer. `message` is fit for the client; `param` names the request's field at fault."""
+
+    id: Hashable
+    reason: FailureReason
+    message: str
+    param: str | None = None
+
+
+Result = Generation | Embedding | Failure

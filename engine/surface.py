@@ -1,0 +1,133 @@
+"""What does every engine offer? The real one, and the stub that stands in for it.
+
+An engine belongs to one thread: whoever shares it hands requests over by a queue.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from engine.request import Request, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What an engine did since it started.
+
+    `requests` were answered, `failures` of them with a Failure; `input_tokens` and `output_tokens`
+    are those of the answers. `padded_tokens` went through the model, padding and repeated work
+    included. `out_of_memory` counts batches that were cut smaller, `non_finite` rows that were run
+    again in float32.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    padded_tokens: int = 0
+    steps: int = 0
+    out_of_memory: int = 0
+    non_finite: int = 0
+
+    def __add__(self, other: "Counters") -> "Counters":
+        """Both, field by field."""
+        return Counters(
+            **{
+                field.name: getattr(self, field.name) + getattr(other, field.name)
+                for field in fields(self)
+            }
+        )
+
+
+class EngineLike(Protocol):
+    """Requests in, results out."""
+
+    @property
+    def pending(self) -> int:
+        """Requests submitted and not yet answered."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """What was done so far."""
+        ...
+
+    @property
+    def dimensions(self) -> int | None:
+        """Length of the vectors; None for a model that makes none."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a sequence, its answer included."""
+        ...
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Take requests in. A bad one gets its Failure from the next step; a duplicate id raises.
+
+        Requests of one call may run in any order; an earlier call's are begun first.
+        """
+        ...
+
+    def step(self) -> list[Result]:
+        """Do one bounded piece of work and return what is finished by it, in any order."""
+        ...
+
+    def abort(self, ids: Iterable[Hashable]) -> None:
+        """Drop these requests, running or not, without a result; unknown ids are passed over."""
+        ...
+
+    def run(self, requests: Iterable[Request]) -> Iterator[tuple[int, Result]]:
+        """Submit all and yield each one's index and result, as they finish."""
+        ...
+
+
+class TokenizerLike(Protocol):
+    """Text to token ids and back, in a model's own way."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids run from 0 to below this."""
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of a text, as the model's own files say; None where they do not."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text with special tokens, never cut."""
+        ...
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a plain completion's prompt."""
+        ...
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of what `render_chat` made, which holds its special tokens already."""
+        ...
+
+    def render_chat(self, messages: list[dict[str, Any]]) -> str:
+        """The messages as the model's chat template writes them, up to where the answer begins."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of these ids."""
+        ...
+
+
+def drive(engine: EngineLike, requests: Iterable[Request]) -> Iterator[tuple[int, Result]]:
+    """`run` of every engine: needs an idle one, leaves it idle however the loop over it ends."""
+    waiting = engine.pending
+    if waiting:
+        msg = f"run needs an idle engine; {waiting} requests are pending"
+        raise ValueError(msg)
+    ordered = list(requests)
+    index = {request.id: position for position, request in enumerate(ordered)}
+    engine.submit(ordered)
+    try:
+        while engine.pending:
+            for result in engine.step():
+                yield index[result.id], result
+    finally:
+        engine.abort(index)

@@ -1,0 +1,1 @@
+"""halfrate service: API, tables, storage, settings and the command line."""

@@ -1,0 +1,85 @@
+"""What is the API made of, and how does a server process start it?"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from service import clock, logs
+from service.api import batches, files, health, models
+from service.api.deps import Parts
+from service.api.document import document
+from service.api.envelope import Envelope
+from service.api.errors import HANDLERS
+from service.catalog import Catalog
+from service.db.session import Database
+from service.settings import Settings
+from service.storage import Storage
+from service.wake import Waker
+
+DESCRIPTION = (
+    "Offline batch inference. Upload a JSONL file, create a batch, poll it, download the results."
+)
+
+
+def create_app(
+    settings: Settings,
+    *,
+    database: Database,
+    storage: Storage,
+    waker: Waker,
+    catalog: Catalog,
+    at_exit: Callable[[], None] | None = None,
+) -> Envelope:
+    """The ASGI app over parts that the caller has made; `at_exit` is called when serving ends."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        if at_exit is not None:
+            at_exit()
+
+    app = FastAPI(
+        title="halfrate",
+        version="1",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        exception_handlers=HANDLERS,
+        redirect_slashes=False,
+        # Their pages load scripts from elsewhere. The document itself is at /openapi.json.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.parts = Parts(settings, database, storage, waker, catalog)
+    for module in (files, batches, models, health):
+        app.include_router(module.router)
+    made = document(app)
+    app.openapi = lambda: made  # type: ignore[method-assign] # FastAPI's own documented way
+    return Envelope(app, clock=clock.monotonic)
+
+
+def app_from_environment() -> Envelope:
+    """For `uvicorn --factory`: settings from the environment, read once."""
+    settings = Settings()
+    logs.configure(settings.log_level)
+    database = Database(
+        settings.database_url.get_secret_value(),
+        pool=settings.database_pool,
+        application="halfrate-api",
+    )
+    storage = Storage.from_settings(settings)
+    waker = Waker(settings.redis_url.get_secret_value())
+
+    def close() -> None:
+        waker.close()
+        storage.close()
+        database.close()
+
+    return create_app(
+        settings,
+        database=database,
+        storage=storage,
+        waker=waker,
+        catalog=Catalog.load(settings.catalog),
+        at_exit=close,
+    )

@@ -1,0 +1,137 @@
+"""How does a client create, follow, list and cancel batches?"""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from service import ids, view
+from service.api.auth import Caller, Reader, Submitter
+from service.api.body import read_json
+from service.api.deps import Needs, Parts
+from service.api.errors import documented
+from service.catalog import Catalog, endpoints_of
+from service.db import batches, files
+from service.db.models import Batch
+from service.db.session import now
+from service.errors import BadRequest, NotFound
+from service.wire import BatchList, BatchObject, CreateBatch, Purpose, window
+
+MAX_PAGE = 100
+
+CREATE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CreateBatch"}}},
+    }
+}
+
+router = APIRouter(prefix="/v1/batches", tags=["Batches"])
+
+
+async def _posted(request: Request, _caller: Submitter, parts: Needs) -> CreateBatch:
+    return await read_json(request, CreateBatch, max_bytes=parts.settings.max_body_bytes)
+
+
+Posted = Annotated[CreateBatch, Depends(_posted)]
+
+
+@router.post("", responses=documented(400, 413), openapi_extra=CREATE_BODY)
+def create_batch(posted: Posted, caller: Submitter, parts: Needs) -> BatchObject:
+    """Submit an uploaded file. Its lines are checked next, then run within the window."""
+    _check_endpoint(parts.catalog, posted.endpoint)
+    file_id = ids.parse(ids.Prefix.FILE, posted.input_file_id)
+    expires = posted.output_expires_after
+    with parts.database.transaction() as session:
+        at = now(session)
+        file = None if file_id is None else files.hold(session, caller.project_id, file_id, at)
+        if file is None:
+            raise _bad_input(f"no such File object: {posted.input_file_id[:64]}")
+        if file.purpose != Purpose.BATCH:
+            raise _bad_input(f"its purpose is '{file.purpose}', and 'batch' is needed")
+        batch = batches.create(
+            session,
+            project_id=caller.project_id,
+            endpoint=posted.endpoint,
+            input_file_id=file.id,
+            completion_window=posted.completion_window,
+            window=window(posted.completion_window),
+            metadata=posted.metadata,
+            output_expires_after_s=None if expires is None else expires.seconds,
+            now=at,
+        )
+        shown = view.batch_object(batch)
+    parts.waker.validate()
+    return shown
+
+
+@router.get("", responses=documented(400))
+def list_batches(
+    caller: Reader,
+    parts: Needs,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+    after: str | None = None,
+) -> BatchList:
+    """The project's batches, newest first, a page at a time."""
+    with parts.database.transaction() as session:
+        cursor = None
+        if after is not None:
+            cursor = ids.parse(ids.Prefix.BATCH, after)
+            if cursor is None or batches.get(session, caller.project_id, cursor) is None:
+                raise BadRequest(
+                    f"Invalid value for 'after': no batch '{after[:64]}'.",
+                    param="after",
+                    code="invalid_value",
+                )
+        rows = batches.page(session, caller.project_id, after=cursor, limit=limit + 1)
+        return view.batch_list(rows, limit=limit)
+
+
+@router.get("/{batch_id}", responses=documented(404))
+def retrieve_batch(batch_id: str, caller: Reader, parts: Needs) -> BatchObject:
+    """One batch."""
+    parsed = ids.parse(ids.Prefix.BATCH, batch_id)
+    with parts.database.transaction() as session:
+        batch = None if parsed is None else batches.get(session, caller.project_id, parsed)
+        return view.batch_object(_known(batch, batch_id))
+
+
+@router.post("/{batch_id}/cancel", responses=documented(404, 409))
+def cancel_batch(batch_id: str, caller: Submitter, parts: Needs) -> BatchObject:
+    """End a batch early. What has finished by then is in its output file."""
+    shown = _cancelled(parts, caller, batch_id)
+    parts.waker.assemble()
+    return shown
+
+
+def _cancelled(parts: Parts, caller: Caller, batch_id: str) -> BatchObject:
+    parsed = ids.parse(ids.Prefix.BATCH, batch_id)
+    with parts.database.transaction() as session:
+        batch = None
+        if parsed is not None:
+            batch = batches.cancel(session, caller.project_id, parsed, now(session))
+        return view.batch_object(_known(batch, batch_id))
+
+
+def _check_endpoint(catalog: Catalog, endpoint: str) -> None:
+    served = {name for model in catalog.models for name in endpoints_of(model.kind)}
+    if endpoint not in served:
+        raise BadRequest(
+            f"Invalid value for 'endpoint': '{endpoint[:64]}'. Served here: "
+            f"{', '.join(sorted(served)) or 'none'}.",
+            param="endpoint",
+            code="invalid_value",
+        )
+
+
+def _bad_input(reason: str) -> BadRequest:
+    return BadRequest(
+        f"Invalid value for 'input_file_id': {reason}.",
+        param="input_file_id",
+        code="invalid_value",
+    )
+
+
+def _known(batch: Batch | None, batch_id: str) -> Batch:
+    if batch is None:
+        raise NotFound(f"No such Batch object: {batch_id[:64]}", param="id")
+    return batch

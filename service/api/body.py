@@ -1,0 +1,57 @@
+"""How is a JSON body read? Up to a limit, strictly, and after the key has been checked.
+
+Not by the framework, which reads a body of any size before it asks who is calling.
+"""
+
+import json
+from typing import NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from service.api.errors import invalid
+from service.errors import BadRequest, TooLarge
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def read_json(request: Request, model: type[M], *, max_bytes: int) -> M:
+    """The body as `model`. Raises 400 naming what is wrong with it, and 413."""
+    return parse(await _read(request, max_bytes), model)
+
+
+def parse(body: bytes, model: type[M]) -> M:
+    """The bytes as `model`. Lone surrogates pass the JSON and are refused by name in the model."""
+    if not body.strip():
+        raise BadRequest("The request body is empty; a JSON object is needed.", code="invalid_json")
+    try:
+        value = json.loads(body, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise BadRequest(
+            f"The request body is not valid JSON: {reason[:200]}", code="invalid_json"
+        ) from error
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    return TooLarge(f"The request body is larger than {max_bytes} bytes.", code="body_too_large")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,34 @@
+"""What may a handler reach for? The parts that the process was started with."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from service.catalog import Catalog
+from service.db.session import Database
+from service.settings import Settings
+from service.storage import Storage
+from service.wake import Waker
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Made once at the entry point, handed to every request."""
+
+    settings: Settings
+    database: Database
+    storage: Storage
+    waker: Waker
+    catalog: Catalog
+
+
+def parts_of(request: Request) -> Parts:
+    """The parts of the app that serves this request."""
+    parts = request.app.state.parts
+    if not isinstance(parts, Parts):
+        raise TypeError("create_app has not set the parts")
+    return parts
+
+
+Needs = Annotated[Parts, Depends(parts_of)]

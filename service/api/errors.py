@@ -1,0 +1,193 @@
+"""How does an exception become an answer? Always with the four keys of the contract's error."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+
+from service.errors import BadRequest, ServiceError, Unavailable
+from service.storage import StorageError
+from service.wire import ErrorReply
+
+LONGEST_PARAM = 128
+
+EXPECTED = {
+    "string": "a string",
+    "int": "an integer",
+    "dict": "an object",
+    "model": "an object",
+    "model_attributes": "an object",
+    "bool": "a boolean",
+}
+
+_log = structlog.get_logger(__name__)
+
+_DOCUMENTED = {
+    400: "The request is wrong; `param` names where.",
+    401: "No API key, or a wrong one.",
+    403: "The key lacks the right.",
+    404: "No such object in the key's project.",
+    409: "The object's state forbids it.",
+    413: "More bytes than the limit.",
+    416: "The range begins behind the end.",
+    503: "A part is away; try again after `retry-after` seconds.",
+}
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route: the errors it can answer with, beside those every route can."""
+    return {
+        status: {"model": ErrorReply, "description": _DOCUMENTED[status]}
+        for status in sorted({*statuses, 401, 403, 503})
+    }
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    kind: str,
+    param: str | None = None,
+    code: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """An answer in the contract's shape. ASCII, so that no text a client sent can break it."""
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return Response(
+        json.dumps({"error": error}),
+        status_code=status,
+        headers=dict(headers or {}),
+        media_type="application/json",
+    )
+
+
+def crashed() -> Response:
+    """The answer where something of ours is broken."""
+    return error_response(
+        500,
+        "The server had an error while processing your request. The x-request-id header names it"
+        " in the server's log.",
+        kind="server_error",
+        code="internal_error",
+    )
+
+
+def from_service(error: ServiceError) -> Response:
+    """The answer that the error is."""
+    return error_response(
+        error.status,
+        error.message,
+        kind=error.kind,
+        param=error.param,
+        code=error.code,
+        headers=error.headers,
+    )
+
+
+def invalid(error: ValidationError | RequestValidationError, *, skip: int = 0) -> BadRequest:
+    """The first thing that pydantic found wrong. `skip` leading words of its place are dropped."""
+    first = error.errors()[0]
+    place, kind, given = _place(first["loc"][skip:]), str(first["type"]), first.get("input")
+    if kind == "missing":
+        code, message = "missing_required_parameter", f"Missing required parameter: '{place}'."
+    elif kind == "extra_forbidden":
+        code, message = "unknown_parameter", f"Unknown parameter: '{place}'."
+    elif kind.endswith(("_type", "_parsing")):
+        stem = kind.removesuffix("_type").removesuffix("_parsing")
+        expected = EXPECTED.get(stem, stem.replace("_", " "))
+        where = f" for '{place}'" if place else " for the request body"
+        code = "invalid_type"
+        message = f"Invalid type{where}: expected {expected}, but got {_kind_of(given)} instead."
+    else:
+        reason = "not valid Unicode" if kind == "string_unicode" else str(first["msg"])
+        code = "invalid_value"
+        message = f"Invalid value for '{place}': {reason[:1].lower()}{reason[1:]}."
+    return BadRequest(message, param=place or None, code=code)
+
+
+def _place(loc: Sequence[int | str]) -> str:
+    """`metadata.tags`; where a key itself is at fault, what holds it."""
+    words = [str(word) for word in loc]
+    if words and words[-1] == "[key]":
+        words = words[:-2]
+    place = ".".join(words)
+    return place if len(place) <= LONGEST_PARAM else place[:LONGEST_PARAM] + "…"
+
+
+def _kind_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int():
+            return "an integer"
+        case float():
+            return "a number"
+        case str():
+            return "a string"
+        case list() | tuple():
+            return "an array"
+        case _:
+            return "an object"
+
+
+async def on_service_error(_request: Request, error: Exception) -> Response:
+    """A ServiceError says itself what it is."""
+    if not isinstance(error, ServiceError):
+        raise error
+    return from_service(error)
+
+
+async def on_invalid(_request: Request, error: Exception) -> Response:
+    """A query parameter of the wrong kind; its place begins with the word `query`."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    return from_service(invalid(error, skip=1))
+
+
+async def on_http(request: Request, error: Exception) -> Response:
+    """What the framework answers by itself: no such route, no such method."""
+    if not isinstance(error, HTTPException):
+        raise error
+    path = request.url.path[:LONGEST_PARAM]
+    if error.status_code == 404:
+        code, message = "unknown_url", f"Invalid URL ({request.method} {path})."
+    elif error.status_code == 405:
+        code, message = "method_not_allowed", f"{path} does not take {request.method}."
+    else:
+        code, message = "http_error", str(error.detail)
+    kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
+    return error_response(error.status_code, message, kind=kind, code=code, headers=error.headers)
+
+
+async def on_part_away(_request: Request, error: Exception) -> Response:
+    """The database or the store did not answer: worth another try."""
+    part = "store" if isinstance(error, StorageError) else "database"
+    _log.warning("part away", part=part, reason=str(error).splitlines()[0])
+    return from_service(
+        Unavailable(f"The {part} does not answer at the moment. Please try again shortly.")
+    )
+
+
+async def on_crash(_request: Request, _error: Exception) -> Response:
+    """Anything else; the envelope logs it."""
+    return crashed()
+
+
+HANDLERS: dict[int | type[Exception], Any] = {
+    ServiceError: on_service_error,
+    RequestValidationError: on_invalid,
+    HTTPException: on_http,
+    OperationalError: on_part_away,
+    PoolTimeout: on_part_away,
+    StorageError: on_part_away,
+    Exception: on_crash,
+}

@@ -1,0 +1,253 @@
+"""How does a client put files up, list, read and delete them?"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import chain
+from typing import Annotated, Literal
+from urllib.parse import quote
+from uuid import UUID
+
+import structlog
+from anyio import CancelScope
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from sqlalchemy.exc import SQLAlchemyError
+
+from service import ids, view
+from service.api import ranges
+from service.api.auth import Caller, Reader, Submitter
+from service.api.deps import Needs, Parts
+from service.api.errors import documented
+from service.api.receive import Upload, receive
+from service.db import batches, files
+from service.db.models import File
+from service.db.session import now
+from service.errors import BadRequest, NotFound
+from service.storage import MissingObject, ObjectWriter, StorageError
+from service.wire import FileDeleted, FileList, FileObject, Purpose
+
+MAX_PAGE = 10_000
+
+UPLOAD_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": list(Purpose)},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": 3600,
+                            "maximum": 2592000,
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+
+_log = structlog.get_logger(__name__)
+router = APIRouter(prefix="/v1/files", tags=["Files"])
+
+
+@router.post("", responses=documented(400, 413), openapi_extra=UPLOAD_FORM)
+async def create_file(request: Request, caller: Submitter, parts: Needs) -> FileObject:
+    """Upload a file. It can be read as soon as this answers."""
+    created_at = await run_sync(_now, parts)
+    file_id = ids.new_id()
+    key = files.storage_key(caller.project_id, file_id)
+    writer = parts.storage.writer(key)
+    try:
+        upload = await receive(request, writer, max_bytes=parts.settings.max_file_bytes)
+        await run_sync(writer.finish)
+        file = _row(parts, caller, file_id, upload, created_at)
+        return await run_sync(_record, parts, file)
+    except BaseException:
+        # Whatever ended it, a client that went away included: nothing is left behind.
+        with CancelScope(shield=True):
+            await run_sync(_withdraw, parts, writer, file_id, key)
+        raise
+
+
+@router.get("", responses=documented(400))
+def list_files(
+    caller: Reader,
+    parts: Needs,
+    purpose: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> FileList:
+    """The project's files, a page at a time."""
+    with parts.database.transaction() as session:
+        cursor = None
+        if after is not None:
+            cursor = ids.parse(ids.Prefix.FILE, after)
+            if cursor is None or not files.was_ever(session, caller.project_id, cursor):
+                raise BadRequest(
+                    f"Invalid value for 'after': no file '{after[:64]}'.",
+                    param="after",
+                    code="invalid_value",
+                )
+        rows = files.page(
+            session,
+            caller.project_id,
+            purpose=_searchable(purpose),
+            after=cursor,
+            limit=limit + 1,
+            newest_first=order == "desc",
+            at=now(session),
+        )
+    return view.file_list(rows, limit=limit)
+
+
+@router.get("/{file_id}", responses=documented(404))
+def retrieve_file(file_id: str, caller: Reader, parts: Needs) -> FileObject:
+    """One file."""
+    return view.file_object(_find(parts, caller, file_id))
+
+
+@router.get(
+    "/{file_id}/content",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/octet-stream": {}}, "description": "The file's bytes."},
+        206: {"content": {"application/octet-stream": {}}, "description": "The range asked for."},
+        **documented(404, 416),
+    },
+)
+def retrieve_content(
+    file_id: str,
+    caller: Reader,
+    parts: Needs,
+    range_: Annotated[str | None, Header(alias="range")] = None,
+    if_range: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The file's bytes, streamed."""
+    file = _find(parts, caller, file_id)
+    etag = f'"{file.id.hex}"'
+    span = ranges.wanted(range_, file.bytes) if if_range in (None, etag) else None
+    headers = {
+        "accept-ranges": "bytes",
+        "content-disposition": _disposition(file.filename),
+        "content-length": str(file.bytes if span is None else span.length),
+        "etag": etag,
+        "x-content-type-options": "nosniff",
+    }
+    if span is not None:
+        headers["content-range"] = span.content_range(file.bytes)
+    return StreamingResponse(
+        _opened(parts, file, span),
+        status_code=200 if span is None else 206,
+        headers=headers,
+        media_type="application/octet-stream",
+    )
+
+
+@router.delete("/{file_id}", responses=documented(404))
+def delete_file(file_id: str, caller: Submitter, parts: Needs) -> FileDeleted:
+    """Take a file away. An unfinished batch that reads it keeps its bytes until it has ended."""
+    parsed = ids.parse(ids.Prefix.FILE, file_id)
+    if parsed is None:
+        raise _unknown(file_id)
+    with parts.database.transaction() as session:
+        file = files.mark_deleted(session, caller.project_id, parsed, now(session))
+        if file is None:
+            raise _unknown(file_id)
+        in_use = batches.reads_file(session, file.id)
+    if not in_use:
+        try:
+            parts.storage.delete([file.storage_key])
+        except StorageError as error:
+            # For the client the file is gone; what is left costs room until it is swept.
+            _log.warning("bytes of a deleted file left", file=file_id, reason=str(error))
+    return FileDeleted(id=file_id, object="file", deleted=True)
+
+
+def _now(parts: Parts) -> datetime:
+    with parts.database.transaction() as session:
+        return now(session)
+
+
+def _row(parts: Parts, caller: Caller, file_id: UUID, upload: Upload, created_at: datetime) -> File:
+    expires_at = None
+    if upload.expires_after_s is not None:
+        expires_at = created_at + timedelta(seconds=upload.expires_after_s)
+    elif upload.purpose is Purpose.BATCH:
+        expires_at = created_at + timedelta(days=parts.settings.file_days)
+    return File(
+        id=file_id,
+        project_id=caller.project_id,
+        purpose=upload.purpose,
+        filename=upload.filename,
+        bytes=upload.size,
+        storage_key=files.storage_key(caller.project_id, file_id),
+        created_at=created_at,
+        expires_at=expires_at,
+    )
+
+
+def _record(parts: Parts, file: File) -> FileObject:
+    with parts.database.transaction() as session:
+        return view.file_object(files.add(session, file))
+
+
+def _withdraw(parts: Parts, writer: ObjectWriter, file_id: UUID, key: str) -> None:
+    """Undo an upload that failed. The row goes first: a row without bytes would be a lie, bytes
+    without a row only take room."""
+    writer.abort()
+    try:
+        with parts.database.transaction() as session:
+            files.forget(session, file_id)
+        parts.storage.delete([key])
+    except (SQLAlchemyError, StorageError) as error:
+        reason = str(error).splitlines()[0]
+        _log.warning("failed upload not withdrawn", key=key, reason=reason)
+
+
+def _find(parts: Parts, caller: Caller, file_id: str) -> File:
+    parsed = ids.parse(ids.Prefix.FILE, file_id)
+    if parsed is not None:
+        with parts.database.transaction() as session:
+            file = files.find(session, caller.project_id, parsed, now(session))
+        if file is not None:
+            return file
+    raise _unknown(file_id)
+
+
+def _opened(parts: Parts, file: File, span: ranges.Span | None) -> Iterator[bytes]:
+    """The bytes, the first of them already here: a store that fails can still be a clean error."""
+    start, length = (0, file.bytes) if span is None else (span.start, span.length)
+    pieces = parts.storage.stream(file.storage_key, start, length)
+    try:
+        first = next(pieces, b"")
+    except MissingObject as error:
+        raise NotFound("The content of this file is no longer there.", param="id") from error
+    return chain([first], pieces)
+
+
+def _searchable(purpose: str | None) -> str | None:
+    if purpose is not None and "\0" in purpose:
+        raise BadRequest(
+            "Invalid value for 'purpose': it holds U+0000.", param="purpose", code="invalid_value"
+        )
+    return purpose
+
+
+def _disposition(filename: str) -> str:
+    """RFC 6266: a plain name for old readers, the exact one for the others."""
+    plain = "".join(
+        c if c.isascii() and c.isprintable() and c not in '"\\%' else "_" for c in filename
+    )
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
+
+
+def _unknown(file_id: str) -> NotFound:
+    return NotFound(f"No such File object: {file_id[:64]}", param="id")

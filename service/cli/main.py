@@ -1,0 +1,110 @@
+"""What does the command `halfrate` offer?
+
+Every command imports what it needs when it runs, so that `halfrate --help` answers at once.
+"""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from service.cli import keys, models, run
+from service.cli.console import DEFAULT_HOME as HOME
+from service.cli.console import CommandError, HomeOption, complain, say
+from service.stack.part import StackError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback with local variables would show keys and prompts.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(keys.app, name="key")
+app.add_typer(models.app, name="models")
+app.add_typer(run.app, name="run")
+
+
+def main() -> None:
+    """The console command; exits with 0, with 1 and the reason on stderr, or with 2 for wrong
+    usage."""
+    try:
+        app()
+    except (CommandError, StackError) as error:
+        complain(str(error))
+        sys.exit(1)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        try:
+            say(version("halfrate"))
+        except PackageNotFoundError:  # run from a checkout
+            say("not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def halfrate(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Offline batch inference for your own GPUs: a JSONL file goes in, a results file comes out."""
+
+
+@app.command()
+def up(
+    home: HomeOption = HOME,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port of the API.", min=1, max=65535, envvar="HALFRATE_PORT"),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it is ready.")] = False,
+    serve: Annotated[
+        str,
+        typer.Option(
+            envvar="HALFRATE_SERVE", help="Models to serve, by commas; all if empty.", metavar="IDS"
+        ),
+    ] = "",
+) -> None:
+    """Start everything that is not brought by URL, and keep watch until Ctrl-C.
+
+    Where it runs already, this fails; with --detach, it waits for that one to be ready.
+    """
+    from service.cli import stack  # noqa: PLC0415 - see the first lines
+
+    stack.up(home, port=port, detach=detach, serve=serve)
+
+
+@app.command()
+def down(home: HomeOption = HOME) -> None:
+    """Stop the stack of this home; its data stays."""
+    from service.cli import stack  # noqa: PLC0415 - as above
+
+    stack.down(home)
+
+
+@app.command()
+def status(
+    home: HomeOption = HOME,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show every part of the stack, up or down."""
+    from service.cli import stack  # noqa: PLC0415 - as above
+
+    stack.status(home, as_json=as_json)
+
+
+@app.command()
+def migrate(home: HomeOption = HOME) -> None:
+    """Bring the database to the newest tables."""
+    from service.cli import database  # noqa: PLC0415 - as above
+
+    database.migrate(home)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""How is one process of the service run, in production as in the embedded stack?
+
+Each command becomes the process it names: its pid is the one that was started.
+"""
+
+import os
+import sys
+from typing import Annotated, Never
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Run one process of the service; settings come from HALFRATE_* variables.",
+)
+CELERY = (sys.executable, "-m", "celery", "-A", "worker.app")
+# Workers find one another through Postgres; these would only talk over the broker.
+QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+SHUTDOWN_S = 10
+
+
+@app.command()
+def api() -> None:
+    """The HTTP API, on HALFRATE_HOST and HALFRATE_PORT."""
+    from service.cli.serve import serve  # noqa: PLC0415 - `halfrate --help` stays quick
+
+    serve(SHUTDOWN_S)
+
+
+@app.command()
+def cpu(
+    concurrency: Annotated[
+        int, typer.Option(min=2, envvar="HALFRATE_CPU_SLOTS", help="Processes.")
+    ] = 3,
+) -> None:
+    """A CPU worker: validates, plans and assembles. Any number may run."""
+    queues = ("-Q", "cpu", "-P", "prefork", "-c", str(concurrency))
+    _become(*CELERY, "worker", *queues, *QUIET, "-n", f"cpu-{os.getpid()}@%h")
+
+
+@app.command()
+def engine(
+    model: Annotated[list[str], typer.Option(metavar="ID", help="A model to serve; repeatable.")],
+) -> None:
+    """An engine worker: runs the lines of these models. Best one a GPU."""
+    queues = ",".join(f"engine.{name}" for name in model)
+    threads = ("-Q", queues, "-P", "threads", "-c", str(4 * len(model)))
+    name = ("-n", f"engine-{os.getpid()}@%h")
+    _become(*CELERY, "worker", *threads, *QUIET, *name, HALFRATE_SERVE=",".join(model))
+
+
+@app.command()
+def beat() -> None:
+    """The clock: exactly one may run."""
+    from service.settings import Files  # noqa: PLC0415 - as above
+
+    home = Files().home
+    home.mkdir(parents=True, exist_ok=True)
+    _become(*CELERY, "beat", "-s", str(home / "beat-schedule"), "--pidfile=")
+
+
+def _become(*command: str, **variables: str) -> Never:
+    sys.stdout.flush()
+    environment = {**os.environ, **variables}  # noqa: TID251 - handed on to what we become
+    os.execve(command[0], command, environment)  # noqa: S606 - no shell is wanted

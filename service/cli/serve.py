@@ -1,0 +1,32 @@
+"""How does the API become a server process?"""
+
+import uvicorn
+from pydantic import ValidationError
+
+from service.cli.console import CommandError
+from service.settings import Settings
+
+
+def serve(shutdown_s: int) -> None:
+    """Serve until SIGTERM; requests under way then have `shutdown_s` seconds.
+
+    Raises:
+        CommandError: a setting is missing or wrong.
+    """
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        faults = [
+            f"HALFRATE_{'.'.join(map(str, fault['loc'])).upper()}: {fault['msg']}"
+            for fault in error.errors()
+        ]
+        raise CommandError("\n".join(faults)) from error
+    uvicorn.run(
+        "service.api.app:app_from_environment",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,  # the app's own, which also knows the request id
+        access_log=False,
+        timeout_graceful_shutdown=shutdown_s,
+    )

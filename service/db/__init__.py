@@ -1,0 +1,1 @@
+"""The tables and every statement on them."""

@@ -1,0 +1,254 @@
+"""How does a batch come to be, move, and end?
+
+Every change of status goes through `move`, which knows only the legal moves. What closes a batch
+(the last shard, a cancel, the clock) freezes its unfinished lines and adds the assemble stage; the
+terminal status itself is written by `end`, together with the files.
+"""
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, and_, exists, or_, select, update
+from sqlalchemy.orm import Session
+
+from service.batch import (
+    TERMINAL,
+    BatchStatus,
+    IllegalMove,
+    LineState,
+    ShardState,
+    StageName,
+    before,
+)
+from service.db import lines, queue
+from service.db.models import Batch, File, Shard, Stage
+from service.errors import Conflict
+from service.ids import new_id
+
+_STAMPS = {
+    BatchStatus.IN_PROGRESS: "in_progress_at",
+    BatchStatus.FINALIZING: "finalizing_at",
+    BatchStatus.COMPLETED: "completed_at",
+    BatchStatus.FAILED: "failed_at",
+    BatchStatus.EXPIRED: "expired_at",
+    BatchStatus.CANCELLING: "cancelling_at",
+    BatchStatus.CANCELLED: "cancelled_at",
+}
+
+
+def create(
+    session: Session,
+    *,
+    project_id: UUID,
+    endpoint: str,
+    input_file_id: UUID,
+    completion_window: str,
+    window: timedelta,
+    metadata: dict[str, str] | None,
+    output_expires_after_s: int | None,
+    now: datetime,
+) -> Batch:
+    """A new batch, with its validate stage ready."""
+    batch = Batch(
+        id=new_id(),
+        project_id=project_id,
+        endpoint=endpoint,
+        input_file_id=input_file_id,
+        completion_window=completion_window,
+        metadata_=metadata,
+        output_expires_after_s=output_expires_after_s,
+        status=BatchStatus.VALIDATING,
+        created_at=now,
+        expires_at=now + window,
+    )
+    session.add(batch)
+    session.flush()
+    queue.add_stage(session, batch.id, StageName.VALIDATE, now)
+    return batch
+
+
+def get(session: Session, project_id: UUID, batch_id: UUID) -> Batch | None:
+    """The project's batch of that id."""
+    return session.scalar(select(Batch).where(Batch.id == batch_id, Batch.project_id == project_id))
+
+
+def page(session: Session, project_id: UUID, *, after: UUID | None, limit: int) -> list[Batch]:
+    """At most `limit` batches, newest first, older than `after`."""
+    query = select(Batch).where(Batch.project_id == project_id)
+    if after is not None:
+        query = query.where(Batch.id < after)
+    return list(session.scalars(query.order_by(Batch.id.desc()).limit(limit)))
+
+
+def move(session: Session, batch_id: UUID, to: BatchStatus, now: datetime) -> None:
+    """Change the status and stamp it. Raises IllegalMove where MOVES does not allow it."""
+    moved = session.execute(
+        update(Batch)
+        .where(Batch.id == batch_id, Batch.status.in_(before(to)))
+        .values({"status": to, _STAMPS[to]: now})
+        .returning(Batch.id)
+    ).scalar()
+    if moved is None:
+        raise IllegalMove(to)
+
+
+def cancel(session: Session, project_id: UUID, batch_id: UUID, now: datetime) -> Batch | None:
+    """Ask for the end of a batch; a second time changes nothing. Raises Conflict once it ended."""
+    if get(session, project_id, batch_id) is None:
+        return None
+    batch = queue.lock_batch(session, batch_id)
+    if batch.status in {BatchStatus.CANCELLING, BatchStatus.CANCELLED}:
+        return batch
+    if BatchStatus.CANCELLING not in _after(batch.status):
+        raise Conflict(f"Cannot cancel a batch with status '{batch.status}'.")
+    move(session, batch_id, BatchStatus.CANCELLING, now)
+    advance(session, batch_id, now)
+    return queue.lock_batch(session, batch_id)
+
+
+def _after(status: BatchStatus) -> frozenset[BatchStatus]:
+    return frozenset(to for to in BatchStatus if status in before(to))
+
+
+def advance(session: Session, batch_id: UUID, now: datetime) -> bool:
+    """Close the batch if nothing of it is left to do. Answers whether an assemble stage was added.
+
+    Called by whoever ends a stage or shard, in the same transaction, and by the tick.
+    """
+    batch = queue.lock_batch(session, batch_id)
+    if batch.frozen_at is not None:
+        return False
+    if batch.status is BatchStatus.IN_PROGRESS:
+        if queue.is_open(session, batch_id, states=[ShardState.READY, ShardState.LEASED]):
+            return False
+        move(session, batch_id, BatchStatus.FINALIZING, now)
+        queue.add_stage(session, batch_id, StageName.ASSEMBLE, now)
+        return True
+    if batch.status is BatchStatus.CANCELLING:
+        queue.kill(session, batch_id, leased_too=False)
+        # Lines in flight may finish: their workers flush and hand back, or their leases run out.
+        if queue.is_open(session, batch_id, states=[ShardState.LEASED]):
+            return False
+        _freeze(session, batch_id, LineState.CANCELLED, now)
+        return True
+    return False
+
+
+def _freeze(session: Session, batch_id: UUID, state: LineState, now: datetime) -> None:
+    """Unfinished lines → `state`; from here on no write-back counts, and files can be made."""
+    queue.kill(session, batch_id, leased_too=True)
+    lines.freeze(session, batch_id, state)
+    session.execute(update(Batch).where(Batch.id == batch_id).values(frozen_at=now))
+    queue.add_stage(session, batch_id, StageName.ASSEMBLE, now)
+
+
+def due_to_expire(session: Session, now: datetime, *, limit: int = 100) -> list[UUID]:
+    """Batches whose window has ended while they were still validating or running."""
+    return list(
+        session.scalars(
+            select(Batch.id)
+            .where(
+                Batch.status.in_([BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS]),
+                Batch.expires_at <= now,
+                Batch.frozen_at.is_(None),
+            )
+            .order_by(Batch.expires_at)
+            .limit(limit)
+        )
+    )
+
+
+def expire(session: Session, batch_id: UUID, now: datetime) -> bool:
+    """Freeze the batch if its window has ended; the status follows with the files."""
+    batch = queue.lock_batch(session, batch_id)
+    if (
+        batch.status not in {BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS}
+        or batch.frozen_at is not None
+        or batch.expires_at > now
+    ):
+        return False
+    _freeze(session, batch_id, LineState.EXPIRED, now)
+    return True
+
+
+def stalled(session: Session) -> list[UUID]:
+    """Running batches that have nothing left to claim, and cancelling ones that nobody holds.
+
+    `advance` normally closes them; a worker that died at the wrong moment leaves it to the tick.
+    """
+
+    def nothing(states: list[ShardState]) -> ColumnElement[bool]:
+        return and_(
+            ~exists().where(Stage.batch_id == Batch.id, Stage.state.in_(states)),
+            ~exists().where(Shard.batch_id == Batch.id, Shard.state.in_(states)),
+        )
+
+    running = and_(
+        Batch.status == BatchStatus.IN_PROGRESS, nothing([ShardState.READY, ShardState.LEASED])
+    )
+    cancelling = and_(Batch.status == BatchStatus.CANCELLING, nothing([ShardState.LEASED]))
+    return list(
+        session.scalars(select(Batch.id).where(Batch.frozen_at.is_(None), or_(running, cancelling)))
+    )
+
+
+def final_status(batch: Batch) -> BatchStatus:
+    """Where a batch whose files are assembled ends."""
+    if batch.status is BatchStatus.FINALIZING:
+        return BatchStatus.COMPLETED
+    if batch.status is BatchStatus.CANCELLING:
+        return BatchStatus.CANCELLED
+    return BatchStatus.EXPIRED
+
+
+def end(
+    session: Session,
+    batch_id: UUID,
+    *,
+    output: File | None,
+    errors: File | None,
+    now: datetime,
+) -> BatchStatus:
+    """The terminal status together with the files: no reader sees one without the other."""
+    batch = queue.lock_batch(session, batch_id)
+    status = final_status(batch)
+    session.add_all(file for file in (output, errors) if file is not None)
+    session.flush()
+    move(session, batch_id, status, now)
+    session.execute(
+        update(Batch)
+        .where(Batch.id == batch_id)
+        .values(
+            output_file_id=None if output is None else output.id,
+            error_file_id=None if errors is None else errors.id,
+        )
+    )
+    queue.add_stage(session, batch_id, StageName.CLEAN, now)
+    return status
+
+
+def fail(
+    session: Session,
+    batch_id: UUID,
+    *,
+    errors: list[dict[str, object]],
+    error_count: int,
+    now: datetime,
+) -> None:
+    """The whole file is refused: validating → failed, with what was wrong."""
+    move(session, batch_id, BatchStatus.FAILED, now)
+    session.execute(
+        update(Batch).where(Batch.id == batch_id).values(errors=errors, error_count=error_count)
+    )
+
+
+def reads_file(session: Session, file_id: UUID) -> bool:
+    """Whether an unfinished batch still needs the bytes of that file."""
+    return (
+        session.scalar(
+            select(Batch.id)
+            .where(Batch.input_file_id == file_id, Batch.status.not_in(TERMINAL))
+            .limit(1)
+        )
+        is not None
+    )

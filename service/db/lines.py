@@ -1,0 +1,279 @@
+"""How do request lines come in, get their answers, and freeze? By COPY and set-based UPDATEs."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from sqlalchemy import delete, func, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from service.batch import LineState
+from service.db import queue
+from service.db.models import Batch, Part, RequestLine, UsageEntry
+from service.ids import new_id
+
+
+@dataclass(frozen=True, slots=True)
+class NewLine:
+    """A validated line and where its bytes stand in the input object."""
+
+    line: int
+    custom_id: str
+    byte_offset: int
+    byte_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLine:
+    """A line that has no answer yet."""
+
+    line: int
+    custom_id: str
+    byte_offset: int
+    byte_length: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A line's final answer and where its response line stands in the part (bytes)."""
+
+    line: int
+    state: LineState
+    status_code: int
+    error_code: str | None
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    part_offset: int
+    part_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewPart:
+    """An object that has been put and is to be recorded."""
+
+    sequence: int
+    storage_key: str
+    bytes: int
+    model: str
+    standard_cost: Decimal
+    paid_cost: Decimal
+
+
+def driver(session: Session) -> psycopg.Connection[Any]:
+    """The psycopg connection under the session, for COPY."""
+    connection = session.connection().connection.driver_connection
+    if not isinstance(connection, psycopg.Connection):
+        raise TypeError("the database driver is not psycopg")
+    return connection
+
+
+def copy_in(session: Session, batch_id: UUID, rows: Iterable[NewLine]) -> int:
+    """COPY the lines of one batch; answers how many. Rows stream: none is kept."""
+    count = 0
+    statement = (
+        "COPY request_lines (batch_id, line, custom_id, byte_offset, byte_length) FROM STDIN"
+    )
+    with driver(session).cursor() as cursor, cursor.copy(statement) as copy:
+        for row in rows:
+            copy.write_row((batch_id, row.line, row.custom_id, row.byte_offset, row.byte_length))
+            count += 1
+    return count
+
+
+def duplicates(session: Session, batch_id: UUID, *, limit: int) -> tuple[int, list[NewLine]]:
+    """Lines whose custom_id stands on an earlier line: how many, and the first `limit`.
+
+    Postgres sorts (on disk where it must), so a million ids need no memory here.
+    """
+    repeated = (
+        select(
+            RequestLine.line,
+            RequestLine.custom_id,
+            RequestLine.byte_offset,
+            RequestLine.byte_length,
+            func.row_number()
+            .over(partition_by=RequestLine.custom_id, order_by=RequestLine.line)
+            .label("nth"),
+        )
+        .where(RequestLine.batch_id == batch_id)
+        .subquery()
+    )
+    found = session.execute(
+        select(
+            repeated.c.line,
+            repeated.c.custom_id,
+            repeated.c.byte_offset,
+            repeated.c.byte_length,
+            func.count().over().label("number"),
+        )
+        .where(repeated.c.nth > 1)
+        .order_by(repeated.c.line)
+        .limit(limit)
+    ).all()
+    number = found[0].number if found else 0
+    return number, [NewLine(*row[:4]) for row in found]
+
+
+def drop(session: Session, batch_id: UUID) -> None:
+    """Remove every line of a batch that never ran."""
+    session.execute(delete(RequestLine).where(RequestLine.batch_id == batch_id))
+
+
+def pending(session: Session, batch_id: UUID, lines: Sequence[int]) -> list[PendingLine]:
+    """Of `lines`, those without an answer, by byte offset."""
+    rows = session.execute(
+        select(
+            RequestLine.line,
+            RequestLine.custom_id,
+            RequestLine.byte_offset,
+            RequestLine.byte_length,
+            RequestLine.attempts,
+        )
+        .where(
+            RequestLine.batch_id == batch_id,
+            RequestLine.line == func.any(list(lines)),
+            RequestLine.state == LineState.PENDING,
+        )
+        .order_by(RequestLine.byte_offset)
+    ).all()
+    return [PendingLine(*row) for row in rows]
+
+
+# One statement whatever the number of lines. `state = 'pending'` is a second fence: a line that
+# expiry, a cancel or another attempt decided is not touched.
+_ANSWER = text(
+    """
+    UPDATE request_lines AS line
+    SET state = answer.state, attempts = line.attempts + 1, next_try_at = NULL,
+        status_code = answer.status_code, error_code = answer.error_code,
+        input_tokens = answer.input_tokens, cached_tokens = answer.cached_tokens,
+        output_tokens = answer.output_tokens, part_id = :part_id,
+        part_offset = answer.part_offset, part_length = answer.part_length
+    FROM unnest(
+        CAST(:line AS integer[]), CAST(:state AS text[]), CAST(:status_code AS smallint[]),
+        CAST(:error_code AS text[]), CAST(:input_tokens AS integer[]),
+        CAST(:cached_tokens AS integer[]), CAST(:output_tokens AS integer[]),
+        CAST(:part_offset AS bigint[]), CAST(:part_length AS integer[])
+    ) AS answer(line, state, status_code, error_code, input_tokens, cached_tokens,
+                output_tokens, part_offset, part_length)
+    WHERE line.batch_id = :batch_id AND line.line = answer.line AND line.state = 'pending'
+    """
+)
+
+
+def record(
+    session: Session, lease: queue.Lease, part: NewPart, answers: Sequence[Answer], now: datetime
+) -> None:
+    """Write back: the part, its lines' answers, the batch's counts and sums, and the ledger.
+
+    Raises LeaseLost, and then nothing of it stands. Doing it twice (a commit of unknown outcome)
+    leaves the same rows.
+    """
+    batch = queue.lock_batch(session, lease.batch_id)
+    queue.hold(session, lease)
+    part_id = _add_part(session, lease, part, len(answers), now)
+    if part_id is None:
+        return
+    columns: dict[str, list[Any]] = {
+        name: [getattr(answer, name) for answer in answers] for name in Answer.__slots__
+    }
+    written = session.connection().execute(
+        _ANSWER, {"batch_id": lease.batch_id, "part_id": part_id, **columns}
+    )
+    if written.rowcount != len(answers):
+        raise queue.LeaseLost(lease)
+    succeeded = sum(answer.state is LineState.SUCCEEDED for answer in answers)
+    used = {name: sum(columns[name]) for name in ("input_tokens", "cached_tokens", "output_tokens")}
+    session.execute(
+        update(Batch)
+        .where(Batch.id == batch.id)
+        .values(
+            completed=Batch.completed + succeeded,
+            failed=Batch.failed + len(answers) - succeeded,
+            input_tokens=Batch.input_tokens + used["input_tokens"],
+            cached_tokens=Batch.cached_tokens + used["cached_tokens"],
+            output_tokens=Batch.output_tokens + used["output_tokens"],
+            standard_cost=Batch.standard_cost + part.standard_cost,
+            paid_cost=Batch.paid_cost + part.paid_cost,
+        )
+    )
+    session.execute(
+        insert(UsageEntry).values(
+            part_id=part_id,
+            project_id=batch.project_id,
+            batch_id=batch.id,
+            model=part.model,
+            standard_cost=part.standard_cost,
+            paid_cost=part.paid_cost,
+            created_at=now,
+            **used,
+        )
+    )
+
+
+def _add_part(
+    session: Session, lease: queue.Lease, part: NewPart, lines: int, now: datetime
+) -> UUID | None:
+    """The new part's id, or None where this very part has been recorded before."""
+    return session.execute(
+        insert(Part)
+        .values(
+            id=new_id(),
+            batch_id=lease.batch_id,
+            shard_id=lease.id,
+            attempt=lease.attempt,
+            sequence=part.sequence,
+            storage_key=part.storage_key,
+            bytes=part.bytes,
+            lines=lines,
+            created_at=now,
+        )
+        .on_conflict_do_nothing(index_elements=["shard_id", "attempt", "sequence"])
+        .returning(Part.id)
+    ).scalar()
+
+
+def postpone(
+    session: Session, batch_id: UUID, lines: Sequence[int], *, error_code: str, until: datetime
+) -> None:
+    """These lines failed in a way that may pass: count the attempt, note why and when next."""
+    session.execute(
+        update(RequestLine)
+        .where(
+            RequestLine.batch_id == batch_id,
+            RequestLine.line == func.any(list(lines)),
+            RequestLine.state == LineState.PENDING,
+        )
+        .values(attempts=RequestLine.attempts + 1, error_code=error_code, next_try_at=until)
+    )
+
+
+def freeze(session: Session, batch_id: UUID, state: LineState) -> None:
+    """Every unfinished line of the batch → `state`."""
+    session.execute(
+        update(RequestLine)
+        .where(RequestLine.batch_id == batch_id, RequestLine.state == LineState.PENDING)
+        .values(state=state, next_try_at=None)
+    )
+
+
+def unanswered(session: Session, batch_id: UUID) -> Iterator[tuple[int, str, LineState]]:
+    """Lines that expired or were cancelled, in input order, streamed by a server-side cursor."""
+    rows = session.execute(
+        select(RequestLine.line, RequestLine.custom_id, RequestLine.state)
+        .where(
+            RequestLine.batch_id == batch_id,
+            RequestLine.state.in_([LineState.EXPIRED, LineState.CANCELLED]),
+        )
+        .order_by(RequestLine.line),
+        execution_options={"yield_per": 2_000},
+    )
+    for row in rows:
+        yield row.line, row.custom_id, row.state

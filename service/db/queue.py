@@ -1,0 +1,314 @@
+"""How is work claimed, kept and ended? The only SKIP LOCKED, and the only fence.
+
+Stages (for CPU workers) and shards (for engine workers) are claimed alike: a claim raises `attempt`
+and sets `lease_expires_at`; whatever the claimer writes afterwards names that attempt. Locks are
+taken in one order everywhere: batch, then stage or shard, then lines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, and_, exists, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from service.batch import BatchStatus, ShardState, StageName
+from service.db.models import Batch, Shard, Stage
+from service.ids import new_id
+
+Claimable = type[Stage] | type[Shard]
+
+MAX_BACKOFF = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One claim of a stage or shard: the fence that every later write of its worker names."""
+
+    table: Claimable
+    id: UUID
+    batch_id: UUID
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedShard:
+    """A shard under a lease. `lines` are physical line numbers in plan order."""
+
+    lease: Lease
+    model: str
+    lines: tuple[int, ...]
+    cost: int
+    failures: int
+
+
+class LeaseLost(Exception):
+    """Another attempt, an expiry or a cancel took the claim: drop the work, write nothing."""
+
+    def __init__(self, lease: Lease) -> None:
+        name = lease.table.__tablename__
+        super().__init__(f"lease on {name} {lease.id} attempt {lease.attempt} is lost")
+        self.lease = lease
+
+
+def add_stage(session: Session, batch_id: UUID, name: StageName, now: datetime) -> None:
+    """Make `name` the batch's next stage; a second time is nothing."""
+    session.execute(
+        insert(Stage)
+        .values(
+            id=new_id(),
+            batch_id=batch_id,
+            name=name,
+            state=ShardState.READY,
+            attempt=0,
+            not_before=now,
+            failures=0,
+        )
+        .on_conflict_do_nothing(index_elements=["batch_id", "name"])
+    )
+
+
+def claim_stage(
+    session: Session, name: StageName, *, worker: str, now: datetime, lease: timedelta
+) -> Lease | None:
+    """Lease the oldest ready stage of that name, or None."""
+    chosen = session.scalar(
+        select(Stage)
+        .where(Stage.name == name, Stage.state == ShardState.READY, Stage.not_before <= now)
+        .order_by(Stage.not_before, Stage.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    if chosen is None:
+        return None
+    return _lease(session, chosen, worker=worker, until=now + lease)
+
+
+def stages_held(session: Session, *, worker: str) -> int:
+    """How many stages that worker holds at this moment."""
+    return session.execute(
+        select(func.count())
+        .select_from(Stage)
+        .where(Stage.worker == worker, Stage.state == ShardState.LEASED)
+    ).scalar_one()
+
+
+def claim_shard(
+    session: Session, model: str, *, worker: str, now: datetime, lease: timedelta
+) -> ClaimedShard | None:
+    """Lease the runnable shard of `model` that should run next, or None.
+
+    Earliest deadline first, then plan order, so that shared prefixes meet in one worker.
+    """
+    chosen = session.scalar(
+        select(Shard)
+        .join(Batch, Batch.id == Shard.batch_id)
+        .where(Shard.model == model, runnable(now))
+        .order_by(Batch.expires_at, Batch.id, Shard.ordinal)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=Shard)
+    )
+    if chosen is None:
+        return None
+    claim = _lease(session, chosen, worker=worker, until=now + lease)
+    return ClaimedShard(
+        lease=claim,
+        model=chosen.model,
+        lines=tuple(chosen.lines),
+        cost=chosen.cost,
+        failures=chosen.failures,
+    )
+
+
+def _lease(session: Session, row: Stage | Shard, *, worker: str, until: datetime) -> Lease:
+    row.state = ShardState.LEASED
+    row.attempt += 1
+    row.worker = worker
+    row.lease_expires_at = until
+    session.flush()
+    return Lease(table=type(row), id=row.id, batch_id=row.batch_id, attempt=row.attempt)
+
+
+def runnable(now: datetime) -> ColumnElement[bool]:
+    """A shard (joined to its batch) that may be claimed now."""
+    return and_(
+        Shard.state == ShardState.READY,
+        Shard.not_before <= now,
+        Batch.status == BatchStatus.IN_PROGRESS,
+        Batch.frozen_at.is_(None),
+        Batch.expires_at > now,
+    )
+
+
+def _fence(lease: Lease) -> ColumnElement[bool]:
+    table = lease.table
+    return and_(
+        table.id == lease.id,
+        table.attempt == lease.attempt,
+        table.state == ShardState.LEASED,
+    )
+
+
+def lock_batch(session: Session, batch_id: UUID) -> Batch:
+    """The batch's row, locked until commit: the first lock of every write-back."""
+    return session.execute(
+        select(Batch)
+        .where(Batch.id == batch_id)
+        .with_for_update(key_share=True)
+        .execution_options(populate_existing=True)
+    ).scalar_one()
+
+
+def hold(session: Session, lease: Lease) -> None:
+    """Lock the claimed row until commit. Raises LeaseLost if the claim no longer stands."""
+    held = session.scalar(
+        select(lease.table.id).where(_fence(lease)).with_for_update(key_share=True)
+    )
+    if held is None:
+        raise LeaseLost(lease)
+
+
+def renew(session: Session, lease: Lease, *, until: datetime) -> BatchStatus:
+    """Extend the claim; answers the batch's status, by which a worker learns of a cancel."""
+    renewed = session.execute(
+        update(lease.table)
+        .where(_fence(lease))
+        .values(lease_expires_at=until)
+        .returning(lease.table.id)
+    ).scalar()
+    if renewed is None:
+        raise LeaseLost(lease)
+    return session.execute(select(Batch.status).where(Batch.id == lease.batch_id)).scalar_one()
+
+
+def settle(session: Session, lease: Lease) -> None:
+    """The work is done: leased → done."""
+    _end(session, lease, state=ShardState.DONE)
+
+
+def hand_back(session: Session, lease: Lease, *, now: datetime) -> None:
+    """Not finished, through no fault of the work (shutdown, cancel): leased → ready, at once."""
+    _end(session, lease, state=ShardState.READY, not_before=now)
+
+
+def give_up(session: Session, lease: Lease, *, now: datetime) -> int:
+    """The attempt ended in an exception: leased → ready after a backoff. Answers how often."""
+    table = lease.table
+    failures = session.execute(select(table.failures).where(table.id == lease.id)).scalar_one() + 1
+    delay = min(timedelta(seconds=2.0 ** min(failures, 10)), MAX_BACKOFF)
+    _end(session, lease, state=ShardState.READY, not_before=now + delay, failures=failures)
+    return failures
+
+
+def _end(session: Session, lease: Lease, **values: object) -> None:
+    ended = session.execute(
+        update(lease.table)
+        .where(_fence(lease))
+        .values(lease_expires_at=None, **values)
+        .returning(lease.table.id)
+    ).scalar()
+    if ended is None:
+        raise LeaseLost(lease)
+
+
+def add_shards(
+    session: Session,
+    batch_id: UUID,
+    shards: Sequence[tuple[str, list[int], int]],
+    *,
+    not_before: datetime,
+) -> None:
+    """Append shards (model, lines, cost) behind those the batch has. The batch must be locked."""
+    first = session.execute(
+        select(func.coalesce(func.max(Shard.ordinal) + 1, 0)).where(Shard.batch_id == batch_id)
+    ).scalar_one()
+    rows = [
+        {
+            "id": new_id(),
+            "batch_id": batch_id,
+            "ordinal": first + position,
+            "model": model,
+            "lines": lines,
+            "cost": cost,
+            "state": ShardState.READY,
+            "attempt": 0,
+            "not_before": not_before,
+            "failures": 0,
+            "deaths": 0,
+        }
+        for position, (model, lines, cost) in enumerate(shards)
+    ]
+    if rows:
+        session.execute(insert(Shard), rows)
+
+
+def reap(session: Session, now: datetime) -> list[Lease]:
+    """Take back every claim whose lease has run out: leased → ready. Answers the lost claims."""
+    return [*_reap(session, Stage, now), *_reap(session, Shard, now)]
+
+
+def _reap(session: Session, table: Claimable, now: datetime) -> list[Lease]:
+    counted = {} if table is Stage else {"deaths": Shard.deaths + 1}
+    rows = session.execute(
+        update(table)
+        .where(
+            table.id.in_(
+                select(table.id)
+                .where(table.state == ShardState.LEASED, table.lease_expires_at <= now)
+                .with_for_update(skip_locked=True)
+            )
+        )
+        .values(state=ShardState.READY, lease_expires_at=None, not_before=now, **counted)
+        .returning(table.id, table.batch_id, table.attempt)
+    )
+    return [Lease(table=table, id=row[0], batch_id=row[1], attempt=row[2]) for row in rows]
+
+
+def kill(session: Session, batch_id: UUID, *, leased_too: bool) -> None:
+    """Make the batch's stages and shards unclaimable: → dead. The batch must be locked."""
+    states = [ShardState.READY, ShardState.LEASED] if leased_too else [ShardState.READY]
+    tables: tuple[Claimable, ...] = (Stage, Shard)
+    for table in tables:
+        session.execute(
+            update(table)
+            .where(table.batch_id == batch_id, table.state.in_(states))
+            .values(state=ShardState.DEAD, lease_expires_at=None)
+        )
+
+
+def is_open(session: Session, batch_id: UUID, *, states: Sequence[ShardState]) -> bool:
+    """Whether any stage or shard of the batch is in one of `states`."""
+    return bool(
+        session.execute(
+            select(
+                exists().where(Stage.batch_id == batch_id, Stage.state.in_(states))
+                | exists().where(Shard.batch_id == batch_id, Shard.state.in_(states))
+            )
+        ).scalar_one()
+    )
+
+
+def runnable_models(session: Session, now: datetime) -> list[str]:
+    """Models that have a shard to be claimed now."""
+    return list(
+        session.scalars(
+            select(Shard.model)
+            .join(Batch, Batch.id == Shard.batch_id)
+            .where(runnable(now))
+            .distinct()
+            .order_by(Shard.model)
+        )
+    )
+
+
+def ready_stages(session: Session, now: datetime) -> list[StageName]:
+    """Names of stages that could be claimed now."""
+    return list(
+        session.scalars(
+            select(Stage.name)
+            .where(Stage.state == ShardState.READY, Stage.not_before <= now)
+            .distinct()
+        )
+    )

@@ -1,0 +1,42 @@
+"""How is a transaction opened, and which clock stamps what it writes?"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from sqlalchemy import create_engine, func, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.orm import Session, sessionmaker
+
+
+class Database:
+    """A pool of connections. `transaction()` is the only thing that commits."""
+
+    def __init__(self, url: str, *, pool: int, application: str) -> None:
+        # The pool waits at most 5 s for a free connection and then says so: a full pool must
+        # answer 503, not hang.
+        self.engine = create_engine(
+            make_url(url).set(drivername="postgresql+psycopg"),
+            pool_size=pool,
+            max_overflow=0,
+            pool_timeout=5,
+            pool_pre_ping=True,
+            connect_args={"application_name": application, "connect_timeout": 5},
+        )
+        self._sessions = sessionmaker(self.engine, expire_on_commit=False)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """One request or one stage step: commits at the end, rolls back on any exception."""
+        with self._sessions() as session, session.begin():
+            yield session
+
+    def close(self) -> None:
+        """Give every connection back."""
+        self.engine.dispose()
+
+
+def now(session: Session) -> datetime:
+    """Postgres's clock: the one by which leases, windows and stamps are written everywhere."""
+    stamp: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return stamp

@@ -1,0 +1,1 @@
+"""The embedded stack: every part that production uses, started from installed wheels."""

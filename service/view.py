@@ -1,0 +1,185 @@
+"""How does a row become what clients see? Pure functions from rows to the shapes of `wire`."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+from service import catalog, ids
+from service.batch import TERMINAL, BatchStatus
+from service.db.models import Batch, File
+from service.wire import (
+    BatchError,
+    BatchErrors,
+    BatchExtras,
+    BatchList,
+    BatchObject,
+    BatchUsage,
+    Cost,
+    FileList,
+    FileObject,
+    InputTokensDetails,
+    ModelExtras,
+    ModelObject,
+    OutputTokensDetails,
+    Price,
+    RequestCounts,
+)
+
+ERRORS_SHOWN = 1_000
+ERRORS_SHOWN_IN_LISTS = 100
+
+
+def file_object(file: File) -> FileObject:
+    """A row as clients see it."""
+    return FileObject(
+        id=ids.show(ids.Prefix.FILE, file.id),
+        object="file",
+        bytes=file.bytes,
+        created_at=_seconds(file.created_at),
+        expires_at=_maybe_seconds(file.expires_at),
+        filename=file.filename,
+        purpose=file.purpose,
+        status="processed",
+        status_details=None,
+    )
+
+
+def file_list(files: Sequence[File], *, limit: int) -> FileList:
+    """A page, made of up to `limit` + 1 rows: the one too many says that there is more."""
+    data = [file_object(file) for file in files[:limit]]
+    return FileList(
+        object="list",
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(files) > limit,
+    )
+
+
+def batch_object(batch: Batch, *, errors_shown: int = ERRORS_SHOWN) -> BatchObject:
+    """A row as clients see it."""
+    return BatchObject(
+        id=ids.show(ids.Prefix.BATCH, batch.id),
+        object="batch",
+        endpoint=batch.endpoint,
+        model=batch.model,
+        errors=_errors(batch, errors_shown),
+        input_file_id=ids.show(ids.Prefix.FILE, batch.input_file_id),
+        completion_window=batch.completion_window,
+        status=batch.status,
+        output_file_id=_maybe_file(batch.output_file_id),
+        error_file_id=_maybe_file(batch.error_file_id),
+        created_at=_seconds(batch.created_at),
+        in_progress_at=_maybe_seconds(batch.in_progress_at),
+        expires_at=_seconds(batch.expires_at),
+        finalizing_at=_maybe_seconds(batch.finalizing_at),
+        completed_at=_maybe_seconds(batch.completed_at),
+        failed_at=_maybe_seconds(batch.failed_at),
+        expired_at=_maybe_seconds(batch.expired_at),
+        cancelling_at=_maybe_seconds(batch.cancelling_at),
+        cancelled_at=_maybe_seconds(batch.cancelled_at),
+        request_counts=_counts(batch),
+        usage=_usage(batch),
+        metadata=batch.metadata_,
+        halfrate=BatchExtras(error_count=batch.error_count, cost=_cost(batch)),
+    )
+
+
+def batch_list(batches: Sequence[Batch], *, limit: int) -> BatchList:
+    """A page, made of up to `limit` + 1 rows: the one too many says that there is more."""
+    data = [batch_object(batch, errors_shown=ERRORS_SHOWN_IN_LISTS) for batch in batches[:limit]]
+    return BatchList(
+        object="list",
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(batches) > limit,
+    )
+
+
+def model_object(model: catalog.Model) -> ModelObject:
+    """A model of the catalog as clients see it."""
+    return ModelObject(
+        id=model.id,
+        object="model",
+        created=0,  # the catalog says what is served, not since when
+        owned_by="halfrate",
+        halfrate=ModelExtras(
+            kind=model.kind,
+            endpoints=sorted(catalog.endpoints_of(model.kind)),
+            context_length=model.context_length,
+            price=Price(
+                currency="USD",
+                input=plain(model.price_input),
+                output=plain(model.price_output),
+                batch_discount=plain(model.discount),
+            ),
+        ),
+    )
+
+
+def plain(amount: Decimal) -> str:
+    """An exact decimal without exponent or trailing zeros: `0.00000123`, `100`, `0`."""
+    if amount == 0:
+        return "0"
+    digits = f"{amount:f}"
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def _errors(batch: Batch, shown: int) -> BatchErrors | None:
+    if batch.errors is None:
+        return None
+    return BatchErrors(
+        object="list",
+        data=[
+            BatchError(
+                code=error["code"],
+                message=error["message"],
+                param=error.get("param"),
+                line=error.get("line"),
+            )
+            for error in batch.errors[:shown]
+        ],
+    )
+
+
+def _counts(batch: Batch) -> RequestCounts:
+    """0/0/0 until the input was accepted, and for ever where it never was."""
+    if batch.in_progress_at is None:
+        return RequestCounts(total=0, completed=0, failed=0)
+    return RequestCounts(total=batch.total, completed=batch.completed, failed=batch.failed)
+
+
+def _usage(batch: Batch) -> BatchUsage | None:
+    """Null until the batch has ended, and of a failed one, which never ran."""
+    if batch.status not in TERMINAL or batch.status is BatchStatus.FAILED:
+        return None
+    return BatchUsage(
+        input_tokens=batch.input_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=batch.cached_tokens),
+        output_tokens=batch.output_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        total_tokens=batch.input_tokens + batch.output_tokens,
+    )
+
+
+def _cost(batch: Batch) -> Cost:
+    return Cost(
+        currency="USD",
+        standard=plain(batch.standard_cost),
+        paid=plain(batch.paid_cost),
+        saved=plain(batch.standard_cost - batch.paid_cost),
+    )
+
+
+def _maybe_file(value: UUID | None) -> str | None:
+    return None if value is None else ids.show(ids.Prefix.FILE, value)
+
+
+def _seconds(at: datetime) -> int:
+    return int(at.timestamp())
+
+
+def _maybe_seconds(at: datetime | None) -> int | None:
+    return None if at is None else _seconds(at)

@@ -1,0 +1,1 @@
+"""halfrate worker: the stages that carry a batch from input file to result files."""

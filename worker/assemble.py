@@ -1,0 +1,211 @@
+"""How do the parts of a batch become its output and its error file, in input order?
+
+Parts are sorted by line, so this is an external merge: at most FAN_IN parts at a time, each read in
+blocks by Range (no connection stands open), into runs on local disk where there are more. Lines
+that never ran come from Postgres by a cursor, in the same order. Memory is flat in file size.
+"""
+
+import heapq
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from uuid import UUID
+
+import structlog
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.batch import LineState
+from service.db import batches, lines, queue, session
+from service.db.models import Batch, File, Part
+from service.ids import Prefix, new_id, show
+from service.storage import ObjectWriter, Storage
+from worker import answers
+from worker.lease import KeptLease
+from worker.resources import Resources
+from worker.write_back import FAILED, SUCCEEDED, Record, decode, encode
+
+log = structlog.get_logger()
+
+FAN_IN = 64
+BLOCK = 256 * 1024
+
+
+class Incomplete(Exception):
+    """Output and error file would not hold every line exactly once: nothing is published."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """One of the two files while it is written."""
+
+    id: UUID
+    storage_key: str
+    writer: ObjectWriter
+
+
+def assemble(resources: Resources, kept: KeptLease) -> None:
+    """Write both files, then publish them with the terminal status in one fenced transaction."""
+    lease = kept.lease
+    with resources.database.transaction() as transaction:
+        batch = transaction.execute(select(Batch).where(Batch.id == lease.batch_id)).scalar_one()
+        keys = _parts(transaction, lease.batch_id)
+    ran = batch.in_progress_at is not None
+    with ExitStack() as stack:
+        # On any exception both uploads are aborted: nothing is left behind.
+        results = {
+            kind: _open(stack, resources.storage, batch.project_id) for kind in (SUCCEEDED, FAILED)
+        }
+        if ran:
+            counts = _write(resources, kept, keys, results, stack)
+            if sum(counts.values()) != batch.total:
+                raise Incomplete(f"{counts} of {batch.total} lines")
+        else:
+            counts = {SUCCEEDED: 0, FAILED: 0}
+    _publish(resources, lease, batch, results, counts, drop_lines=not ran)
+
+
+def _parts(transaction: Session, batch_id: UUID) -> list[str]:
+    return list(
+        transaction.scalars(
+            select(Part.storage_key).where(Part.batch_id == batch_id).order_by(Part.id)
+        )
+    )
+
+
+def _open(stack: ExitStack, storage: Storage, project_id: UUID) -> _Result:
+    file_id = new_id()
+    key = f"files/{project_id.hex}/{file_id.hex}"
+    return _Result(file_id, key, stack.enter_context(storage.writer(key)))
+
+
+def _write(
+    resources: Resources,
+    kept: KeptLease,
+    keys: Sequence[str],
+    results: dict[bytes, _Result],
+    stack: ExitStack,
+) -> dict[bytes, int]:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="halfrate-merge-")))
+    transaction = stack.enter_context(resources.database.transaction())
+    sources = [
+        merged(resources.storage, keys, folder),
+        _never_ran(transaction, kept.lease.batch_id),
+    ]
+    counts = {SUCCEEDED: 0, FAILED: 0}
+    previous = 0
+    for record in heapq.merge(*sources, key=lambda each: each.line):
+        if record.line <= previous:
+            raise Incomplete(f"line {record.line} stands twice")
+        previous = record.line
+        results[record.kind].writer.write(record.data + b"\n")
+        counts[record.kind] += 1
+        if sum(counts.values()) % 1_000 == 0:
+            kept.check()
+    return counts
+
+
+def _never_ran(transaction: Session, batch_id: UUID) -> Iterator[Record]:
+    for line, custom_id, state in lines.unanswered(transaction, batch_id):
+        yield Record(line, FAILED, answers.never_ran_line(custom_id, LineState(state)))
+
+
+def merged(storage: Storage, keys: Sequence[str], folder: Path) -> Iterator[Record]:
+    """The records of all these parts by line; `folder` takes the runs of a merge of many."""
+    if len(keys) <= FAN_IN:
+        return _merge([_read_part(storage, key) for key in keys])
+    runs: list[Path] = []
+    remaining = iter(keys)
+    while group := list(islice(remaining, FAN_IN)):
+        runs.append(_spool(_merge([_read_part(storage, key) for key in group]), folder))
+    while len(runs) > FAN_IN:
+        first, runs = runs[:FAN_IN], runs[FAN_IN:]
+        runs.append(_spool(_merge([_read_run(run) for run in first]), folder))
+        for run in first:
+            run.unlink()
+    return _merge([_read_run(run) for run in runs])
+
+
+def _merge(sources: Sequence[Iterator[Record]]) -> Iterator[Record]:
+    return heapq.merge(*sources, key=lambda record: record.line)
+
+
+def _spool(records: Iterable[Record], folder: Path) -> Path:
+    run = folder / new_id().hex
+    with run.open("wb") as out:
+        for record in records:
+            out.write(encode(record))
+    return run
+
+
+def _read_run(run: Path) -> Iterator[Record]:
+    with run.open("rb") as lines_of_run:
+        for raw in lines_of_run:
+            yield decode(raw[:-1])
+
+
+def _read_part(storage: Storage, key: str) -> Iterator[Record]:
+    position, rest = 0, b""
+    while block := storage.read(key, position, BLOCK):
+        position += len(block)
+        *ends, rest = (rest + block).split(b"\n")
+        for raw in ends:
+            yield decode(raw)
+
+
+def _publish(
+    resources: Resources,
+    lease: queue.Lease,
+    batch: Batch,
+    results: dict[bytes, _Result],
+    counts: dict[bytes, int],
+    *,
+    drop_lines: bool,
+) -> None:
+    unused = [result.storage_key for kind, result in results.items() if not counts[kind]]
+    try:
+        with resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            queue.lock_batch(transaction, batch.id)
+            queue.settle(transaction, lease)
+            if drop_lines:
+                lines.drop(transaction, batch.id)
+            days = timedelta(days=resources.settings.file_days)
+            lifetime = (
+                days
+                if batch.output_expires_after_s is None
+                else timedelta(seconds=batch.output_expires_after_s)
+            )
+
+            def file(kind: bytes, name: str) -> File | None:
+                result = results[kind]
+                if not counts[kind]:
+                    return None
+                return File(
+                    id=result.id,
+                    project_id=batch.project_id,
+                    purpose="batch_output",
+                    filename=f"{show(Prefix.BATCH, batch.id)}_{name}.jsonl",
+                    bytes=result.writer.size,
+                    storage_key=result.storage_key,
+                    created_at=now,
+                    expires_at=now + lifetime,
+                )
+
+            status = batches.end(
+                transaction,
+                batch.id,
+                output=file(SUCCEEDED, "output"),
+                errors=file(FAILED, "error"),
+                now=now,
+            )
+    except queue.LeaseLost:
+        resources.storage.delete([result.storage_key for result in results.values()])
+        raise
+    resources.storage.delete(unused)
+    log.info("batch ended", batch=batch.id.hex, status=status)
+    resources.waker.clean()

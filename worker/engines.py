@@ -1,0 +1,34 @@
+"""Which engine and which tokenizer run a model of the catalog?"""
+
+from pathlib import Path
+
+from engine.config import EngineConfig, Kind
+from engine.engine import Engine
+from engine.stub import StubEngine, StubTokenizer
+from engine.surface import EngineLike, TokenizerLike
+from engine.tokenizer import Tokenizer
+from service.catalog import Model, StubSource
+from worker.models import pull
+from worker.settings import WorkerSettings
+
+
+def tokenizer_of(model: Model, models_dir: Path) -> TokenizerLike:
+    """The model's tokenizer; its files are fetched where they are not yet in the cache."""
+    if isinstance(model.origin, StubSource):
+        return StubTokenizer()
+    return Tokenizer.from_dir(pull(model, models_dir))
+
+
+def engine_of(model: Model, models_dir: Path, settings: WorkerSettings) -> EngineLike:
+    """The model, loaded on its device. Raises ModelLoadError or ModelPullError."""
+    config = EngineConfig(
+        model=pull(model, models_dir),
+        kind=Kind(model.kind),
+        device=settings.device,
+        dtype=model.dtype,
+        context_length=model.context_length,
+        threads=settings.threads,
+        pooling=model.pooling,
+        **({} if settings.token_budget is None else {"token_budget": settings.token_budget}),
+    )
+    return StubEngine(config) if isinstance(model.origin, StubSource) else Engine(config)

@@ -1,0 +1,317 @@
+"""How is a claimed shard run? Bodies in, engine requests out, finished lines written back."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import assert_never
+
+import orjson
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from engine.request import (
+    Embedding,
+    Failure,
+    FailureReason,
+    Generation,
+    Request,
+    Result,
+)
+from engine.surface import TokenizerLike
+from service import bodies
+from service.catalog import Model
+from service.clock import Clock
+from service.db import batches, lines, queue, session
+from service.db.lines import PendingLine
+from service.db.models import Batch, File
+from service.db.queue import ClaimedShard
+from service.faults import Fault
+from service.storage import Storage
+from worker import answers, prompts, retry
+from worker.answers import Answered
+from worker.engine_loop import EngineLoop, Inbox
+from worker.lease import KeptLease
+from worker.resources import Resources
+from worker.retry import LineFailure
+from worker.write_back import flush
+
+POLL_S = 0.5
+READERS = 8
+JOIN_GAP = 64 * 1024
+JOIN_MOST = 4 * 1024 * 1024
+
+_FAILURES = {
+    FailureReason.TOO_LONG: LineFailure.TOO_LONG,
+    FailureReason.INVALID: LineFailure.INVALID,
+    FailureReason.OUT_OF_MEMORY: LineFailure.OUT_OF_MEMORY,
+    FailureReason.NON_FINITE: LineFailure.NON_FINITE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOnLoop:
+    """A loaded model: its catalog entry, its tokenizer and the loop that runs it."""
+
+    model: Model
+    tokenizer: TokenizerLike
+    loop: EngineLoop
+
+
+@dataclass(slots=True)
+class _Running:
+    """A line whose requests are with the engine."""
+
+    row: PendingLine
+    prompt: prompts.Prompt
+    requests: Sequence[Request]
+    results: dict[int, Embedding | Generation]
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """A line to be tried again."""
+
+    line: int
+    failure: LineFailure
+    at: datetime
+
+
+class ShardRun:
+    """One attempt at one shard, from its first read to its settling."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        on: ModelOnLoop,
+        shard: ClaimedShard,
+        kept: KeptLease,
+        *,
+        stopping: Callable[[], bool],
+        clock: Clock,
+    ) -> None:
+        self._resources = resources
+        self._on = on
+        self._shard = shard
+        self._kept = kept
+        self._stopping = stopping
+        self._clock = clock
+        self._inbox = Inbox()
+        self._running: dict[int, _Running] = {}
+        # Which line and which of its requests an id stands for.
+        self._places: dict[Hashable, tuple[int, int]] = {}
+        self._finished: list[Answered] = []
+        self._later: list[_Later] = []
+        self._sequence = 0
+        self._flushed_at = clock()
+
+    def run(self) -> bool:
+        """Answer every line, or hand back at a cancel or shutdown. True where the batch closed.
+
+        Raises LeaseLost, or whatever a bug raises; the engine then holds nothing of the shard.
+        """
+        try:
+            self._begin()
+            while self._running and not self._must_end():
+                self._collect()
+                if self._clock() - self._flushed_at >= self._resources.settings.flush_s:
+                    self._flush()
+            whole = not self._running
+        finally:
+            self._abort()
+        self._flush()
+        return self._settle() if whole else self._hand_back()
+
+    def _must_end(self) -> bool:
+        self._kept.check()
+        return self._kept.cancelling or self._stopping()
+
+    def _begin(self) -> None:
+        """Read the lines, refuse what cannot be run, submit the rest in plan order."""
+        lease = self._shard.lease
+        with self._resources.database.transaction() as transaction:
+            batch, file = transaction.execute(
+                select(Batch, File)
+                .join(File, File.id == Batch.input_file_id)
+                .where(Batch.id == lease.batch_id)
+            ).one()
+            rows = lines.pending(transaction, lease.batch_id, self._shard.lines)
+        if self._shard.failures >= self._resources.settings.max_attempts:
+            fault = Fault(
+                "This request failed for a reason of the service's own.", None, "internal_error"
+            )
+            self._finished = [
+                answers.refused(row.line, row.custom_id, fault, status_code=500) for row in rows
+            ]
+            return
+        for row, raw in fetch(self._resources.storage, file.storage_key, rows):
+            self._prepare(row, raw, batch.endpoint)
+        place = {line: position for position, line in enumerate(self._shard.lines)}
+        for one in sorted(self._running.values(), key=lambda each: place[each.row.line]):
+            self._on.loop.submit(one.requests, self._inbox)
+
+    def _prepare(self, row: PendingLine, raw: bytes, endpoint: str) -> None:
+        lease = self._shard.lease
+        try:
+            prompt = prompts.read(
+                orjson.loads(raw)["body"],
+                endpoint=endpoint,
+                model=self._on.model,
+                tokenizer=self._on.tokenizer,
+                max_inputs=self._resources.settings.max_inputs,
+                line_seed=prompts.seed_of(lease.batch_id, row.line),
+            )
+            self._check_dimensions(prompt)
+        except bodies.InvalidBody as invalid:
+            self._finished.append(answers.refused(row.line, row.custom_id, invalid.fault))
+            return
+        requests = prompts.requests(prompt, key=(lease.id, lease.attempt, row.line))
+        self._running[row.line] = _Running(row, prompt, requests, {})
+        for position, request in enumerate(requests):
+            self._places[request.id] = row.line, position
+
+    def _check_dimensions(self, prompt: prompts.Prompt) -> None:
+        # No model of the first form lists smaller dimensions, so only its own length is right.
+        own = self._on.loop.dimensions
+        if isinstance(prompt, prompts.Embed) and prompt.body.dimensions not in (None, own):
+            message = (
+                f"Invalid value for 'dimensions': this model makes vectors of {own} dimensions, "
+                f"not of {prompt.body.dimensions}."
+            )
+            raise bodies.InvalidBody(Fault(message, "dimensions", "invalid_value"))
+
+    def _collect(self) -> None:
+        for result in self._inbox.take(POLL_S):
+            line, position = self._places[result.id]
+            running = self._running.get(line)
+            if running is not None:  # else another request of the line has failed already
+                self._take(running, position, result)
+
+    def _take(self, running: _Running, position: int, result: Result) -> None:
+        match result:
+            case Failure():
+                self._fail(running, result)
+            case Embedding() | Generation():
+                running.results[position] = result
+                if len(running.results) == len(running.requests):
+                    del self._running[running.row.line]
+                    self._finished.append(self._answer(running))
+            case unreachable:
+                assert_never(unreachable)
+
+    def _answer(self, running: _Running) -> Answered:
+        row, prompt = running.row, running.prompt
+        ordered = [running.results[position] for position in range(len(running.requests))]
+        if isinstance(prompt, prompts.Embed):
+            vectors = [each for each in ordered if isinstance(each, Embedding)]
+            return answers.embedded(row.line, row.custom_id, prompt, vectors)
+        texts = [each for each in ordered if isinstance(each, Generation)]
+        return answers.generated(
+            row.line, row.custom_id, prompt, texts, created=int(self._now().timestamp())
+        )
+
+    def _fail(self, running: _Running, result: Failure) -> None:
+        row = running.row
+        del self._running[row.line]
+        self._on.loop.abort([request.id for request in running.requests])
+        failure = _FAILURES[result.reason]
+        decision = retry.decide(
+            failure,
+            attempts=row.attempts + 1,
+            max_attempts=self._resources.settings.max_attempts,
+            now=self._now(),
+            luck=retry.luck(),
+        )
+        match decision:
+            case retry.Again(at):
+                self._later.append(_Later(row.line, failure, at))
+            case retry.Final(status_code):
+                fault = Fault(result.message, result.param, failure)
+                self._finished.append(
+                    answers.refused(row.line, row.custom_id, fault, status_code=status_code)
+                )
+            case unreachable:
+                assert_never(unreachable)
+
+    def _now(self) -> datetime:
+        with self._resources.database.transaction() as transaction:
+            return session.now(transaction)
+
+    def _abort(self) -> None:
+        left = [request.id for one in self._running.values() for request in one.requests]
+        if left:
+            self._on.loop.abort(left)
+
+    def _flush(self) -> None:
+        self._flushed_at = self._clock()
+        finished, self._finished = self._finished, []
+        flush(self._resources, self._shard.lease, self._on.model, self._sequence, finished)
+        self._sequence += 1
+
+    def _settle(self) -> bool:
+        lease = self._shard.lease
+        with self._resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            queue.lock_batch(transaction, lease.batch_id)
+            queue.settle(transaction, lease)
+            self._postpone(transaction)
+            return batches.advance(transaction, lease.batch_id, now)
+
+    def _postpone(self, transaction: Session) -> None:
+        """Lines to be tried again go to a new shard, which waits for the last of them."""
+        if not self._later:
+            return
+        lease = self._shard.lease
+        until = max(later.at for later in self._later)
+        for failure in sorted({later.failure for later in self._later}):
+            lines.postpone(
+                transaction,
+                lease.batch_id,
+                [later.line for later in self._later if later.failure == failure],
+                error_code=failure,
+                until=until,
+            )
+        cost = max(1, self._shard.cost * len(self._later) // len(self._shard.lines))
+        shard = (self._shard.model, [later.line for later in self._later], cost)
+        queue.add_shards(transaction, lease.batch_id, [shard], not_before=until)
+
+    def _hand_back(self) -> bool:
+        lease = self._shard.lease
+        with self._resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            queue.lock_batch(transaction, lease.batch_id)
+            queue.hand_back(transaction, lease, now=now)
+            return batches.advance(transaction, lease.batch_id, now)
+
+
+def fetch(
+    storage: Storage, key: str, rows: Sequence[PendingLine]
+) -> Iterator[tuple[PendingLine, bytes]]:
+    """The bytes of each line. `rows` come by offset; near ones are read together."""
+
+    def read(group: list[PendingLine]) -> list[tuple[PendingLine, bytes]]:
+        start = group[0].byte_offset
+        end = group[-1].byte_offset + group[-1].byte_length
+        data = storage.read(key, start, end - start)
+        return [
+            (row, data[row.byte_offset - start : row.byte_offset - start + row.byte_length])
+            for row in group
+        ]
+
+    with ThreadPoolExecutor(READERS, thread_name_prefix="fetch") as readers:
+        for group in readers.map(read, _near(rows)):
+            yield from group
+
+
+def _near(rows: Sequence[PendingLine]) -> Iterator[list[PendingLine]]:
+    group: list[PendingLine] = []
+    for row in rows:
+        if group:
+            end = group[-1].byte_offset + group[-1].byte_length
+            whole = row.byte_offset + row.byte_length - group[0].byte_offset
+            if row.byte_offset - end > JOIN_GAP or whole > JOIN_MOST:
+                yield group
+                group = []
+        group.append(row)
+    if group:
+        yield group

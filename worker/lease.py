@@ -1,0 +1,116 @@
+"""How does a claim stay alive while its work runs, and how does the work learn that it must end?"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Self
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.batch import BatchStatus
+from service.db import queue, session
+from service.db.session import Database
+
+log = structlog.get_logger()
+
+
+class KeptLease:
+    """A lease that a Keeper renews. `cancelling` and `lost` are set by the Keeper's thread."""
+
+    def __init__(self, lease: queue.Lease) -> None:
+        self.lease = lease
+        self._lost = threading.Event()
+        self._cancelling = threading.Event()
+
+    @property
+    def cancelling(self) -> bool:
+        """Whether the batch was asked to end: flush what is finished and hand back."""
+        return self._cancelling.is_set()
+
+    def check(self) -> None:
+        """Raises LeaseLost once a renewal has found the claim gone."""
+        if self._lost.is_set():
+            raise queue.LeaseLost(self.lease)
+
+    def lose(self) -> None:
+        """The claim is gone."""
+        self._lost.set()
+
+    def cancel(self) -> None:
+        """The batch is being cancelled."""
+        self._cancelling.set()
+
+
+class Keeper:
+    """A thread that renews every lease handed to it, every `every_s` seconds, and calls `also`."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        lease: timedelta,
+        every_s: float,
+        also: Callable[[], None] | None = None,
+    ) -> None:
+        self._database = database
+        self._lease = lease
+        self._every_s = every_s
+        self._also = also
+        self._kept: dict[queue.Lease, KeptLease] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @contextmanager
+    def keep(self, lease: queue.Lease) -> Iterator[KeptLease]:
+        """Renew `lease` until the block is left."""
+        kept = KeptLease(lease)
+        with self._lock:
+            self._kept[lease] = kept
+        try:
+            yield kept
+        finally:
+            with self._lock:
+                del self._kept[lease]
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            self.renew()
+
+    def renew(self) -> None:
+        """Renew all once. A database that is away is tried again: the fence decides, not we."""
+        with self._lock:
+            kept = list(self._kept.values())
+        for one in kept:
+            try:
+                self._renew(one)
+            except SQLAlchemyError as error:
+                log.warning(
+                    "lease not renewed", lease=str(one.lease.id), error=type(error).__name__
+                )
+        if self._also is not None:
+            try:
+                self._also()
+            except SQLAlchemyError as error:
+                log.warning("heartbeat not written", error=type(error).__name__)
+
+    def _renew(self, one: KeptLease) -> None:
+        try:
+            with self._database.transaction() as transaction:
+                until = session.now(transaction) + self._lease
+                status = queue.renew(transaction, one.lease, until=until)
+        except queue.LeaseLost:
+            one.lose()
+        else:
+            if status is BatchStatus.CANCELLING:
+                one.cancel()

@@ -1,0 +1,184 @@
+"""In which order, and in how large shards, are a batch's lines run?
+
+Lines are tokenised ahead and sorted by model, shared prefix and length, so that neighbours in a
+shard pad little and meet their prefix in one worker; then cut into shards of a few seconds' work.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+import structlog
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from engine.surface import TokenizerLike
+from service import bodies
+from service.catalog import Catalog, Model, ModelKind
+from service.db import batches, queue, session, workers
+from service.db.models import Batch, File
+from service.jsonl import split
+from worker import prompts
+from worker.engines import tokenizer_of
+from worker.lease import KeptLease
+from worker.resources import Resources
+
+log = structlog.get_logger()
+
+PREFIX_TOKENS = 64
+"""So many first tokens tell whether two prompts begin alike."""
+
+OUTPUT_WEIGHT = 4
+"""A generated token costs about as much as so many prompt tokens, which run many at a time."""
+
+EXPECTED_OUTPUT = 64
+"""Most answers end before max_tokens; more than this is not planned for."""
+
+DEFAULT_SPEEDS: Mapping[ModelKind, float] = {
+    ModelKind.EMBED: 3_000.0,
+    ModelKind.GENERATE: 400.0,
+    ModelKind.CLASSIFY: 3_000.0,
+    ModelKind.SCORE: 3_000.0,
+}
+"""Tokens a second of a model that no worker has measured yet: two CPU cores and a small model."""
+
+MAX_SHARD_LINES = 10_000
+"""Bounds a shard of very short lines, so that claims and write-backs stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the plan knows of each line, 20 bytes a line."""
+
+    line: NDArray[np.int32]
+    model: NDArray[np.int32]  # index into the batch's models
+    prefix: NDArray[np.uint64]
+    tokens: NDArray[np.int32]
+
+
+def plan(resources: Resources, kept: KeptLease) -> None:
+    """Cut the batch into shards, all in one transaction, and wake the engines."""
+    batch_id = kept.lease.batch_id
+    with resources.database.transaction() as transaction:
+        batch, file = transaction.execute(
+            select(Batch, File)
+            .join(File, File.id == Batch.input_file_id)
+            .where(Batch.id == batch_id)
+        ).one()
+        speeds = workers.speeds(transaction)
+    counter = _Counter(resources, batch.endpoint, kept)
+    costs = counter.count(resources.storage.stream(file.storage_key))
+    budgets = [
+        _speed(resources.catalog, speeds, model) * resources.settings.shard_s
+        for model in counter.models
+    ]
+    shards = [(counter.models[model], lines, cost) for model, lines, cost in cut(costs, budgets)]
+    with resources.database.transaction() as transaction:
+        now = session.now(transaction)
+        queue.lock_batch(transaction, batch_id)
+        queue.settle(transaction, kept.lease)
+        queue.add_shards(transaction, batch_id, shards, not_before=now)
+        batches.advance(transaction, batch_id, now)
+    log.info("planned", batch=batch_id.hex, lines=len(costs.line), shards=len(shards))
+    for model in counter.models:
+        resources.waker.drain(model)
+
+
+def _speed(catalog: Catalog, speeds: Mapping[str, float], model_id: str) -> float:
+    model = catalog.get(model_id)
+    kind = ModelKind.GENERATE if model is None else model.kind
+    return speeds.get(model_id, DEFAULT_SPEEDS[kind])
+
+
+class _Counter:
+    """Reads the input file once more, now with tokenizers."""
+
+    def __init__(self, resources: Resources, endpoint: str, kept: KeptLease) -> None:
+        self._resources = resources
+        self._endpoint = endpoint
+        self._kept = kept
+        self._indices: dict[str, int] = {}
+        self._tokenizers: dict[str, tuple[Model, TokenizerLike] | None] = {}
+
+    @property
+    def models(self) -> list[str]:
+        """The models named, in the order of their first lines."""
+        return list(self._indices)
+
+    def count(self, chunks: Iterable[bytes]) -> Costs:
+        line, model, tokens = array("i"), array("i"), array("i")
+        prefix = array("Q")
+        for found in split(chunks, limit=self._resources.settings.max_line_bytes):
+            if found.number % 1_000 == 0:
+                self._kept.check()
+            if found.raw is None:
+                continue
+            body = orjson.loads(found.raw)["body"]
+            cost, start = self._cost(body)
+            line.append(found.number)
+            model.append(self._indices.setdefault(body["model"], len(self._indices)))
+            tokens.append(cost)
+            prefix.append(start)
+        return Costs(
+            line=np.frombuffer(line, dtype=np.int32),
+            model=np.frombuffer(model, dtype=np.int32),
+            prefix=np.frombuffer(prefix, dtype=np.uint64),
+            tokens=np.frombuffer(tokens, dtype=np.int32),
+        )
+
+    def _cost(self, body: dict[str, object]) -> tuple[int, int]:
+        """Tokens of work and a hash of how the prompt begins. A bad body costs next to nothing."""
+        known = self._tokenizer(str(body["model"]))
+        if known is None:
+            return 1, 0
+        model, tokenizer = known
+        try:
+            prompt = prompts.read(
+                body,
+                endpoint=self._endpoint,
+                model=model,
+                tokenizer=tokenizer,
+                max_inputs=self._resources.settings.max_inputs,
+            )
+        except bodies.InvalidBody:
+            return 1, 0
+        taken = sum(len(sequence) for sequence in prompt.sequences)
+        if isinstance(prompt, prompts.Embed):
+            return taken, 0
+        expected = min(prompt.sampling.max_tokens, EXPECTED_OUTPUT)
+        answers = len(prompt.sequences) * prompt.choices
+        begin = hash(prompt.sequences[0][:PREFIX_TOKENS]) & 0xFFFF_FFFF_FFFF_FFFF
+        return taken * prompt.choices + answers * expected * OUTPUT_WEIGHT, begin
+
+    def _tokenizer(self, model_id: str) -> tuple[Model, TokenizerLike] | None:
+        if model_id not in self._tokenizers:
+            model = self._resources.catalog.get(model_id)
+            self._tokenizers[model_id] = (
+                None
+                if model is None
+                else (model, tokenizer_of(model, self._resources.settings.models))
+            )
+        return self._tokenizers[model_id]
+
+
+def cut(costs: Costs, budgets: list[float]) -> Iterator[tuple[int, list[int], int]]:
+    """Shards as (model index, lines, cost): each within its model's budget, or a single line.
+
+    Sorted by model, prefix and length; ties stay in input order.
+    """
+    order = np.lexsort((costs.line, costs.tokens, costs.prefix, costs.model))
+    lines: list[int] = []
+    spent, current = 0, -1
+    for index in order:
+        model, tokens = int(costs.model[index]), max(1, int(costs.tokens[index]))
+        full = lines and (spent + tokens > budgets[current] or len(lines) == MAX_SHARD_LINES)
+        if lines and (model != current or full):
+            yield current, lines, spent
+            lines, spent = [], 0
+        current = model
+        lines.append(int(costs.line[index]))
+        spent += tokens
+    if lines:
+        yield current, lines, spent

@@ -1,0 +1,32 @@
+"""What can be set of a worker, beside what the whole service has (`service.settings`)?"""
+
+from typing import Annotated
+
+from pydantic import Field, PositiveInt, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+class WorkerSettings(BaseSettings):
+    """Read once, when a worker process starts."""
+
+    model_config = SettingsConfigDict(env_prefix="HALFRATE_", frozen=True, extra="ignore")
+
+    serve: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Models an engine worker serves, separated by commas."
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    threads: PositiveInt | None = Field(None, description="CPU threads of torch; unset: its own.")
+    token_budget: PositiveInt | None = Field(
+        None, description="Most padded tokens of an engine step; unset: the engine's own."
+    )
+    slots: PositiveInt = Field(2, description="Shards an engine worker holds at once, per model.")
+    cpu_slots: Annotated[int, Field(ge=2)] = Field(
+        3, description="Processes of a CPU worker; one is kept free for ticks."
+    )
+
+    @field_validator("serve", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value

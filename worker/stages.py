@@ -1,0 +1,64 @@
+"""How does a CPU worker take the stages that are ready, one after another?"""
+
+from collections.abc import Callable
+
+import structlog
+
+from service.batch import StageName
+from service.db import queue, session
+from service.db.queue import Lease, LeaseLost
+from worker.lease import Keeper, KeptLease
+from worker.resources import Resources
+
+log = structlog.get_logger()
+
+Work = Callable[[Resources, KeptLease], None]
+
+
+def run_ready(resources: Resources, name: StageName, work: Work) -> None:
+    """Claim and do stages of that name until none is ready."""
+    while (lease := _claim(resources, name)) is not None:
+        _run(resources, name, work, lease)
+
+
+def _claim(resources: Resources, name: StageName) -> Lease | None:
+    settings = resources.settings
+    with resources.database.transaction() as transaction:
+        # One process is kept free, so that ticks (leases, the window) never wait for a long stage.
+        busy = queue.stages_held(transaction, worker=resources.name)
+        if busy >= resources.worker_settings.cpu_slots - 1:
+            return None
+        return queue.claim_stage(
+            transaction,
+            name,
+            worker=resources.name,
+            now=session.now(transaction),
+            lease=settings.lease,
+        )
+
+
+def _run(resources: Resources, name: StageName, work: Work, lease: Lease) -> None:
+    event = log.bind(stage=name, batch=lease.batch_id.hex, attempt=lease.attempt)
+    settings = resources.settings
+    with (
+        Keeper(resources.database, lease=settings.lease, every_s=settings.renew_s) as keeper,
+        keeper.keep(lease) as kept,
+    ):
+        try:
+            work(resources, kept)
+        except LeaseLost:
+            event.info("lease lost, work dropped")
+        # The loop must outlive its stage: the next one may be another tenant's.
+        except Exception:  # noqa: BLE001 - logged, and the claim given up
+            event.exception("stage failed, to be tried again")
+            _give_up(resources, lease)
+        else:
+            event.info("stage done")
+
+
+def _give_up(resources: Resources, lease: Lease) -> None:
+    try:
+        with resources.database.transaction() as transaction:
+            queue.give_up(transaction, lease, now=session.now(transaction))
+    except LeaseLost:
+        log.info("lease lost, nothing to give up", batch=lease.batch_id.hex)

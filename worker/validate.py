@@ -1,0 +1,157 @@
+"""Can every line of a batch's input file be run? All bad lines are reported together.
+
+One pass over the bytes, flat in memory: good lines go to Postgres by COPY as they are read, and
+Postgres finds the custom_ids that stand twice.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from service import lines as checks
+from service.batch import BatchStatus, StageName
+from service.catalog import Catalog, endpoints_of
+from service.db import batches, lines, queue, session
+from service.db.models import Batch, File
+from service.jsonl import RawLine, split
+from service.lines import LineError, ValidLine
+from service.storage import MissingObject
+from worker.lease import KeptLease
+from worker.resources import Resources
+
+
+def validate(resources: Resources, kept: KeptLease) -> None:
+    """Accept the file (lines stored, plan stage added) or fail the batch with what is wrong."""
+    batch_id = kept.lease.batch_id
+    with resources.database.transaction() as transaction:
+        batch, file = _with_input(transaction, batch_id)
+    reader = _Reader(resources, batch.endpoint, kept)
+    try:
+        with resources.database.transaction() as transaction:
+            count = lines.copy_in(
+                transaction, batch_id, reader.good_lines(resources.storage.stream(file.storage_key))
+            )
+            _check_whole(resources, transaction, batch_id, count, reader)
+            _accept(transaction, kept.lease, count, reader.models)
+    except MissingObject:
+        refused = [LineError("input_file_missing", "The bytes of the input file are gone.")]
+        _refuse(resources, kept.lease, refused, 1)
+    except _Refused as refusal:
+        _refuse(resources, kept.lease, refusal.errors, refusal.number)
+    else:
+        resources.waker.plan()
+
+
+def _with_input(transaction: Session, batch_id: UUID) -> tuple[Batch, File]:
+    row = transaction.execute(
+        select(Batch, File).join(File, File.id == Batch.input_file_id).where(Batch.id == batch_id)
+    ).one()
+    return row[0], row[1]
+
+
+class _Refused(Exception):
+    """The file as a whole is refused; leaving the transaction by this undoes the COPY."""
+
+    def __init__(self, errors: list[LineError], number: int) -> None:
+        super().__init__(f"{number} bad lines")
+        self.errors = errors
+        self.number = number
+
+
+class _Reader:
+    """Checks line by line; keeps the first errors, how many there were, and the models named."""
+
+    def __init__(self, resources: Resources, endpoint: str, kept: KeptLease) -> None:
+        self._endpoint = endpoint
+        self._kept = kept
+        self._served = _served(resources.catalog, endpoint)
+        self._max_errors = resources.settings.max_errors
+        self._max_bytes = resources.settings.max_line_bytes
+        self.errors: list[LineError] = []
+        self.error_count = 0
+        self.models: set[str] = set()
+
+    def good_lines(self, chunks: Iterator[bytes]) -> Iterator[lines.NewLine]:
+        for chunk_line in split(chunks, limit=self._max_bytes):
+            checked = self._check(chunk_line)
+            if isinstance(checked, LineError):
+                self._note(checked)
+                continue
+            self.models.add(checked.model)
+            yield lines.NewLine(
+                line=chunk_line.number,
+                custom_id=checked.custom_id,
+                byte_offset=chunk_line.offset,
+                byte_length=chunk_line.length,
+            )
+
+    def _check(self, found: RawLine) -> ValidLine | LineError:
+        if found.number % 1_000 == 0:
+            self._kept.check()
+        if found.raw is None:
+            return checks.too_large(found.number, found.length, self._max_bytes)
+        return checks.check_line(
+            found.raw,
+            line=found.number,
+            endpoint=self._endpoint,
+            serves=self._served.__contains__,
+        )
+
+    def _note(self, error: LineError) -> None:
+        self.error_count += 1
+        if len(self.errors) < self._max_errors:
+            self.errors.append(error)
+
+
+def _served(catalog: Catalog, endpoint: str) -> frozenset[str]:
+    return frozenset(model.id for model in catalog.models if endpoint in endpoints_of(model.kind))
+
+
+def _check_whole(
+    resources: Resources, transaction: Session, batch_id: UUID, count: int, reader: _Reader
+) -> None:
+    """What no single line shows. Raises _Refused if there is anything wrong with the file."""
+    limit = resources.settings.max_errors
+    number, repeated = lines.duplicates(transaction, batch_id, limit=limit)
+    errors = reader.errors + [checks.duplicate(row.custom_id, row.line) for row in repeated]
+    errors.sort(key=lambda error: error.line or 0)
+    number += reader.error_count
+    requests = count + reader.error_count
+    if requests == 0:
+        raise _Refused([checks.EMPTY_FILE], 1)
+    if requests > resources.settings.max_lines:
+        whole = checks.too_many_lines(requests, resources.settings.max_lines)
+        raise _Refused([whole, *errors][:limit], number + 1)
+    if number:
+        raise _Refused(errors[:limit], number)
+
+
+def _accept(transaction: Session, lease: queue.Lease, count: int, models: set[str]) -> None:
+    now = session.now(transaction)
+    queue.lock_batch(transaction, lease.batch_id)
+    queue.settle(transaction, lease)
+    transaction.execute(
+        update(Batch)
+        .where(Batch.id == lease.batch_id)
+        .values(total=count, model=next(iter(models)) if len(models) == 1 else None)
+    )
+    batches.move(transaction, lease.batch_id, BatchStatus.IN_PROGRESS, now)
+    queue.add_stage(transaction, lease.batch_id, StageName.PLAN, now)
+
+
+def _refuse(resources: Resources, lease: queue.Lease, errors: list[LineError], number: int) -> None:
+    with resources.database.transaction() as transaction:
+        now: datetime = session.now(transaction)
+        queue.lock_batch(transaction, lease.batch_id)
+        queue.settle(transaction, lease)
+        batches.fail(
+            transaction,
+            lease.batch_id,
+            errors=[asdict(error) for error in errors],
+            error_count=number,
+            now=now,
+        )
