@@ -16,7 +16,9 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
+    model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from service.faults import Fault, first_fault
 
@@ -25,10 +27,13 @@ MAX_STOPS = 4
 MAX_PROMPTS = 128
 
 # Parameters of the reference that change nothing about an answer: taken and not looked at.
-HARMLESS = frozenset({"user", "store", "metadata", "service_tier", "safety_identifier", "stream"})
+HARMLESS = frozenset(
+    {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
 
 # Parameters not honoured yet, with the values that ask for nothing.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "stream": (False,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
@@ -75,14 +80,31 @@ class TextPart(BaseModel):
     text: StrictStr
 
 
+def _content(value: object) -> object:
+    if isinstance(value, str) or (isinstance(value, list) and value):
+        return value
+    raise PydanticCustomError("content_type", "expected a string, or an array of text parts")
+
+
+Content = Annotated[StrictStr | list[TextPart], BeforeValidator(_content)]
+
+
 class Message(BaseModel):
     """One turn of a chat."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: StrictStr | Annotated[list[TextPart], Field(min_length=1)]
+    content: Content
     name: StrictStr | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: object) -> object:
+        """A message that an answer held can be sent again as it came, its nulls included."""
+        if not isinstance(value, Mapping):
+            raise PydanticCustomError("message_type", "expected an object")
+        return {name: given for name, given in value.items() if given is not None}
 
     @property
     def text(self) -> str:
@@ -138,7 +160,7 @@ def chat(body: Mapping[str, Any]) -> ChatBody:
 def completion(body: Mapping[str, Any]) -> CompletionBody:
     """The checked body of a completions line. Raises InvalidBody."""
     given = _without_neutral(body)
-    return _check(CompletionBody, {**given, "prompt": _listed(given, "prompt")})
+    return _check_listed(CompletionBody, given, "prompt", _listed(given, "prompt"))
 
 
 def embeddings(body: Mapping[str, Any], *, max_inputs: int) -> EmbeddingsBody:
@@ -151,16 +173,18 @@ def embeddings(body: Mapping[str, Any], *, max_inputs: int) -> EmbeddingsBody:
             f"but this one has {len(inputs)}."
         )
         raise InvalidBody(Fault(message, "input", "invalid_value"))
-    return _check(EmbeddingsBody, {**given, "input": inputs})
+    return _check_listed(EmbeddingsBody, given, "input", inputs)
 
 
 def _listed(given: Mapping[str, Any], name: str) -> list[Any]:
     """A text, texts, token ids or lists of token ids, as a list of texts or of lists of ids."""
     value = given.get(name)
+    if value in ("", []) or (isinstance(value, list) and ("" in value or [] in value)):
+        raise InvalidBody(Fault(f"Invalid '{name}': it must not be empty.", name, "invalid_value"))
     if isinstance(value, str):
         return [value]
     if isinstance(value, list):
-        return [value] if value and all(type(item) is int for item in value) else value
+        return [value] if all(type(item) is int for item in value) else value
     message = f"Invalid type for '{name}': expected a string, or an array of strings or tokens."
     raise InvalidBody(Fault(message, name, "invalid_type"))
 
@@ -172,12 +196,32 @@ def _without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
         if value is None or name in HARMLESS:
             continue
         if name in NEUTRAL:
-            if value not in NEUTRAL[name]:
+            if not any(_same(value, neutral) for neutral in NEUTRAL[name]):
                 message = f"Unsupported parameter: '{name}' is not supported with this model."
                 raise InvalidBody(Fault(message, name, "unsupported_parameter"))
             continue
         kept[name] = value
     return kept
+
+
+def _same(value: object, neutral: object) -> bool:
+    # To Python False is 0; here `logprobs: 0` asks for something that `logprobs: false` does not.
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def _check_listed(
+    shape: type[Checked], given: Mapping[str, Any], name: str, listed: list[Any]
+) -> Checked:
+    """A fault inside a value that was no list before is a fault of the whole value."""
+    try:
+        return _check(shape, {**given, name: listed})
+    except InvalidBody as invalid:
+        param = invalid.fault.param or ""
+        if listed == given[name] or not param.startswith(f"{name}.0"):
+            raise
+        shown = name + param.removeprefix(f"{name}.0")
+        message = invalid.fault.message.replace(f"'{param}'", f"'{shown}'")
+        raise InvalidBody(Fault(message, shown, invalid.fault.code)) from None
 
 
 def _check(shape: type[Checked], body: Mapping[str, Any]) -> Checked:

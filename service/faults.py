@@ -1,14 +1,25 @@
 """How is pydantic's view of a wrong value told to a client: message, param and code?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
-_MISSING = "missing"
-_FORBIDDEN = "extra_forbidden"
-_TYPES = ("_type", "_parsing", "is_instance_of")
+LONGEST_PARAM = 128
+
+_EXPECTED = {
+    "string": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "a boolean",
+    "dict": "an object",
+    "model": "an object",
+    "model_attributes": "an object",
+    "list": "an array",
+    "tuple": "an array",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +31,62 @@ class Fault:
     code: str
 
 
-def first_fault(error: ValidationError, *, given: object) -> Fault:
-    """The fault a client should hear of: of a union's branches, the one that came furthest."""
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    first = details[0]["loc"][:1]
-    same = [detail for detail in details if detail["loc"][:1] == first]
-    return fault(max(same, key=lambda detail: len(_path(detail["loc"], given))), given=given)
+def first_fault(
+    error: ValidationError | RequestValidationError, *, given: object, skip: int = 0
+) -> Fault:
+    """The fault a client should hear of: of a union's branches, the one that came furthest.
+
+    `given` is what the client wrote, in which the fault's place is looked up; `skip` leading words
+    of that place are the framework's own.
+    """
+    details = error.errors()
+    first = details[0]["loc"][: skip + 1]
+    same = [detail for detail in details if detail["loc"][: skip + 1] == first]
+    paths = [_path(detail["loc"][skip:], given) for detail in same]
+    furthest = max(range(len(same)), key=lambda index: len(paths[index]))
+    return _fault(same[furthest], paths[furthest])
 
 
-def fault(detail: ErrorDetails, *, given: object) -> Fault:
-    """One error of pydantic's as the client should read it."""
-    path = _path(detail["loc"], given)
-    param = ".".join(str(step) for step in path) or None
-    kind = detail["type"]
-    if kind == _MISSING:
-        return Fault(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
-    if kind == _FORBIDDEN:
-        return Fault(f"Unknown parameter: '{param}'.", param, "unknown_parameter")
-    reason = detail["msg"].removeprefix("Value error, ")
+def _fault(detail: Mapping[str, Any], path: Sequence[int | str]) -> Fault:
+    place = ".".join(str(step) for step in path)
+    if len(place) > LONGEST_PARAM:
+        place = place[:LONGEST_PARAM] + "…"
+    param, kind = place or None, str(detail["type"])
+    if kind == "missing":
+        return Fault(f"Missing required parameter: '{place}'.", param, "missing_required_parameter")
+    if kind == "extra_forbidden":
+        return Fault(f"Unknown parameter: '{place}'.", param, "unknown_parameter")
+    if kind.endswith(("_type", "_parsing")):
+        stem = kind.removesuffix("_type").removesuffix("_parsing")
+        expected = _EXPECTED.get(stem, stem.replace("_", " "))
+        where = f" for '{place}'" if place else " for the request body"
+        got = a_kind(detail.get("input"))
+        message = f"Invalid type{where}: expected {expected}, but got {got} instead."
+        return Fault(message, param, "invalid_type")
+    reason = str(detail["msg"]).removeprefix("Value error, ")
+    if kind == "string_unicode":
+        reason = "not valid Unicode"
     reason = reason[:1].lower() + reason[1:]
-    if kind.endswith(_TYPES):
-        return Fault(f"Invalid type for '{param}': {reason}.", param, "invalid_type")
-    return Fault(f"Invalid value for '{param}': {reason}.", param, "invalid_value")
+    return Fault(f"Invalid value for '{place}': {reason}.", param, "invalid_value")
+
+
+def a_kind(value: object) -> str:
+    """What a JSON value is, as a message says it: "an integer", "null"."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int():
+            return "an integer"
+        case float():
+            return "a number"
+        case str():
+            return "a string"
+        case list() | tuple():
+            return "an array"
+        case _:
+            return "an object"
 
 
 def _path(location: tuple[int | str, ...], given: object) -> list[int | str]:
@@ -49,6 +94,9 @@ def _path(location: tuple[int | str, ...], given: object) -> list[int | str]:
 
     Pydantic's locations also name branches of unions and validators: those are left out.
     """
+    if location[-1:] == ("[key]",):
+        # A key itself is at fault: named is what holds it.
+        location = location[:-2]
     path: list[int | str] = []
     here = given
     for position, step in enumerate(location):

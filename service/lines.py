@@ -5,13 +5,19 @@ fails its line alone, when it is run (`service.bodies`).
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from service.faults import a_kind
+
 MAX_CUSTOM_ID = 512
+
+# The letters of `custom_id` can be spelled as escapes, all of them \\u005… to \\u007….
+_ESCAPED_LETTER = re.compile(rb"\\u00[5-7]")
 
 SUBJECTS = {
     "/v1/chat/completions": "messages",
@@ -52,7 +58,7 @@ def check_line(raw: bytes, *, line: int, endpoint: str, serves: Serves) -> Valid
     if not isinstance(request, dict):
         return LineError(
             "invalid_json_line",
-            f"This line must be a JSON object, but it is {_a(request)}.",
+            f"This line must be a JSON object, but it is {a_kind(request)}.",
             line=line,
         )
     return (
@@ -63,6 +69,18 @@ def check_line(raw: bytes, *, line: int, endpoint: str, serves: Serves) -> Valid
         or _check_body(request, line, endpoint, serves)
         or ValidLine(custom_id=request["custom_id"], model=request["body"]["model"])
     )
+
+
+def custom_id_of(raw: bytes) -> str | None:
+    """The custom_id of a line that is bad for another reason, so that twins of it are found too."""
+    try:
+        request = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(request, dict) or _check_custom_id(request, 0) is not None:
+        return None
+    custom_id: str = request["custom_id"]
+    return custom_id
 
 
 def _unparseable(raw: bytes, line: int, reason: str) -> LineError:
@@ -107,7 +125,7 @@ class _Constant(Exception):
 def _doubled_key(raw: bytes, line: int) -> LineError | None:
     # The parser keeps the last of two equal keys, so a doubled custom_id would be answered under
     # one of its two names. Looked for only where the text allows it: counting is cheap.
-    if raw.count(b'"custom_id"') < 2:
+    if raw.count(b'"custom_id"') < 2 and _ESCAPED_LETTER.search(raw) is None:
         return None
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -154,7 +172,7 @@ def _check_method(request: dict[str, Any], line: int) -> LineError | None:
     if not isinstance(method, str):
         return _wrong_type("method", "a string", method, line)
     if method != "POST":
-        message = f"Invalid method '{method[:32]}': only POST is supported."
+        message = f"Invalid method '{_shown(method, 32)}': only POST is supported."
         return LineError("invalid_method", message, "method", line)
     return None
 
@@ -187,7 +205,7 @@ def _check_body(
     if not isinstance(model, str):
         return _wrong_type("body.model", "a string", model, line)
     if not serves(model):
-        message = f"The provided model '{model[:128]}' is not supported by the Batch API."
+        message = f"The provided model '{_shown(model, 128)}' is not supported by the Batch API."
         return LineError("model_not_found", message, "body.model", line)
     subject = SUBJECTS[endpoint]
     if body.get(subject) is None:
@@ -199,32 +217,19 @@ def _check_body(
     return None
 
 
+def _shown(text: str, most: int) -> str:
+    # Errors are kept as JSONB, which holds no U+0000.
+    return text[:most].replace("\0", "\\u0000")
+
+
 def _missing(key: str, line: int) -> LineError:
     message = f"Missing required parameter: '{key}'."
     return LineError("missing_required_parameter", message, key, line)
 
 
 def _wrong_type(key: str, wanted: str, found: object, line: int) -> LineError:
-    message = f"Invalid type for '{key}': expected {wanted}, but got {_a(found)} instead."
+    message = f"Invalid type for '{key}': expected {wanted}, but got {a_kind(found)} instead."
     return LineError("invalid_type", message, key, line)
-
-
-def _a(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int():
-            return "an integer"
-        case float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-        case _:
-            return "an object"
 
 
 def too_large(line: int, found: int, limit: int) -> LineError:

@@ -68,6 +68,10 @@ def _quiet_libraries() -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+    # Each request has its own event; each wake and each tick is no event at all.
+    noisy = ("uvicorn.access", "celery.app.trace", "celery.worker.strategy", "celery.beat")
+    for name in noisy:
+        logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("boto3", "botocore", "urllib3", "python_multipart", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # A malformed upload is the client's affair and is answered there.

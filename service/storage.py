@@ -1,6 +1,6 @@
 """How are bytes put into and read from the S3 store, by the API and by the workers alike?"""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
 from types import TracebackType
@@ -148,8 +148,11 @@ class Storage:
 
     def stream(
         self, key: str, start: int = 0, length: int | None = None, chunk: int = MIB
-    ) -> Iterator[bytes]:
-        """The same bytes in pieces of at most `chunk`; a broken connection is taken up again."""
+    ) -> Generator[bytes]:
+        """The same bytes in pieces of at most `chunk`; a broken connection is taken up again.
+
+        Whoever does not read to the end closes the generator, and with it the connection.
+        """
         position, end = start, None if length is None else start + length
         etag, breaks = None, 0
         while end is None or position < end:

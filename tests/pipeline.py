@@ -3,28 +3,67 @@
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import orjson
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from engine.config import EngineConfig, Kind
 from engine.stub import StubEngine, StubTokenizer
 from engine.surface import EngineLike
-from service.batch import StageName
+from service.batch import TERMINAL, BatchStatus, ShardState, StageName
 from service.clock import monotonic
 from service.db import batches, session
-from service.db.models import Batch, File, RequestLine
+from service.db.models import Batch, File, RequestLine, Shard, Stage
 from service.ids import new_id
-from worker import assemble, clean, plan, stages, validate
+from worker import assemble, clean, plan, stages, tick, validate
 from worker.drain import Drain
 from worker.engine_loop import EngineLoop
 from worker.execute import ModelOnLoop
 from worker.lease import Keeper
 from worker.resources import Resources
+
+MODELS = """
+[[models]]
+id = "stub-embed"
+kind = "embed"
+source = "stub:"
+price_input = 0.02
+
+[[models]]
+id = "stub-other"
+kind = "embed"
+source = "stub:"
+context_length = 64
+price_input = 0.07
+discount = 0.25
+
+[[models]]
+id = "stub-chat"
+kind = "generate"
+source = "stub:"
+price_input = 0.10
+price_output = 0.40
+default_max_tokens = 16
+
+[[models]]
+id = "all-minilm-l6-v2"
+kind = "embed"
+source = "stub:"
+context_length = 256
+price_input = 0.02
+
+[[models]]
+id = "smollm2-135m-instruct"
+kind = "generate"
+source = "stub:"
+price_input = 0.10
+price_output = 0.40
+"""
+"""Stubs, two of them under the demo models' ids, so that the cases of tests/cases run on them."""
 
 
 def embedding_line(custom_id: str, text: object = "a text", model: str = "stub-embed") -> bytes:
@@ -51,6 +90,18 @@ def chat_line(custom_id: str, text: str = "hello", **body: object) -> bytes:
                 "messages": [{"role": "user", "content": text}],
                 **body,
             },
+        }
+    )
+
+
+def completion_line(custom_id: str, prompt: object = "hello", **body: object) -> bytes:
+    """One request line for /v1/completions."""
+    return orjson.dumps(
+        {
+            "custom_id": custom_id,
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": "stub-chat", "prompt": prompt, **body},
         }
     )
 
@@ -99,6 +150,11 @@ class Pipeline:
                 now=now,
             ).id
 
+    def having(self, **settings: object) -> "Pipeline":
+        """The same project, seen by workers of other settings."""
+        changed = self.resources.settings.model_copy(update=settings)
+        return replace(self, resources=replace(self.resources, settings=changed))
+
     def validate(self) -> None:
         """Every validate stage that is ready."""
         stages.run_ready(self.resources, StageName.VALIDATE, validate.validate)
@@ -125,7 +181,9 @@ class Pipeline:
         """An engine worker of that model."""
         model = self.resources.catalog.get(model_id)
         assert model is not None
-        config = EngineConfig(model=Path("."), kind=Kind(model.kind))
+        config = EngineConfig(
+            model=Path(), kind=Kind(model.kind), context_length=model.context_length
+        )
         loop = EngineLoop(
             make or (lambda: StubEngine(config, results_per_step=8)), clock=monotonic, name="test"
         )
@@ -143,9 +201,11 @@ class Pipeline:
                 clock=monotonic,
             )
 
-    def drain(self, model_id: str = "stub-embed") -> None:
+    def drain(
+        self, model_id: str = "stub-embed", make: Callable[[], EngineLike] | None = None
+    ) -> None:
         """Every shard of that model that is runnable."""
-        with self.engine(model_id) as drain:
+        with self.engine(model_id, make) as drain:
             drain.run()
 
     def run(self, *models: str) -> None:
@@ -156,6 +216,80 @@ class Pipeline:
             self.drain(model)
         self.assemble()
         self.clean()
+
+    def finish(
+        self,
+        batch_id: uuid.UUID,
+        *models: str,
+        make: Callable[[], EngineLike] | None = None,
+        rounds: int = 12,
+    ) -> Batch:
+        """Tick and work, as a healthy service does, until the batch has ended and is cleaned up.
+
+        Whatever waits for a time is let through at once.
+        """
+        for _ in range(rounds):
+            self.skip_waits()
+            tick.tick(self.resources)
+            self.validate()
+            self.plan()
+            for model in models or ("stub-embed",):
+                self.drain(model, make)
+            self.assemble()
+            self.clean()
+            batch = self.batch(batch_id)
+            if batch.status in TERMINAL and not self.open_stages(batch_id):
+                return batch
+        raise AssertionError(f"still {batch.status} after {rounds} rounds")
+
+    def skip_waits(self) -> None:
+        """Backoffs and retry times are over."""
+        with self.resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            for table in (Stage, Shard):
+                transaction.execute(update(table).values(not_before=now))
+
+    def lose_workers(self) -> None:
+        """No lease was renewed for long enough, and the tick has noticed."""
+        with self.resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            for table in (Stage, Shard):
+                leased = table.state == ShardState.LEASED
+                transaction.execute(update(table).where(leased).values(lease_expires_at=now))
+        tick.reap(self.resources.database)
+
+    def end_window(self, batch_id: uuid.UUID) -> None:
+        """The batch's window is over; nobody has noticed yet."""
+        with self.resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            transaction.execute(update(Batch).where(Batch.id == batch_id).values(expires_at=now))
+
+    def expire(self, batch_id: uuid.UUID) -> None:
+        """The batch's window is over, and the tick has noticed."""
+        self.end_window(batch_id)
+        tick.close_due(self.resources.database)
+
+    def cancel(self, batch_id: uuid.UUID) -> BatchStatus:
+        """What POST …/cancel does; the status it shows."""
+        with self.resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            batch = batches.cancel(transaction, self.project_id, batch_id, now)
+            assert batch is not None
+            return batch.status
+
+    def open_stages(self, batch_id: uuid.UUID) -> list[StageName]:
+        """Stages that are ready or leased."""
+        with self.resources.database.transaction() as transaction:
+            query = select(Stage.name).where(
+                Stage.batch_id == batch_id, Stage.state.in_([ShardState.READY, ShardState.LEASED])
+            )
+            return list(transaction.scalars(query))
+
+    def shards(self, batch_id: uuid.UUID) -> list[Shard]:
+        """The batch's shards in plan order."""
+        with self.resources.database.transaction() as transaction:
+            query = select(Shard).where(Shard.batch_id == batch_id).order_by(Shard.ordinal)
+            return list(transaction.scalars(query))
 
     def batch(self, batch_id: uuid.UUID) -> Batch:
         """The batch's row as it stands."""

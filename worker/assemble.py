@@ -34,6 +34,8 @@ log = structlog.get_logger()
 FAN_IN = 64
 BLOCK = 256 * 1024
 
+NAMES = {SUCCEEDED: "output", FAILED: "error"}
+
 
 class Incomplete(Exception):
     """Output and error file would not hold every line exactly once: nothing is published."""
@@ -58,7 +60,7 @@ def assemble(resources: Resources, kept: KeptLease) -> None:
     with ExitStack() as stack:
         # On any exception both uploads are aborted: nothing is left behind.
         results = {
-            kind: _open(stack, resources.storage, batch.project_id) for kind in (SUCCEEDED, FAILED)
+            kind: _open(stack, resources.storage, lease, name) for kind, name in NAMES.items()
         }
         if ran:
             counts = _write(resources, kept, keys, results, stack)
@@ -77,10 +79,14 @@ def _parts(transaction: Session, batch_id: UUID) -> list[str]:
     )
 
 
-def _open(stack: ExitStack, storage: Storage, project_id: UUID) -> _Result:
-    file_id = new_id()
-    key = f"files/{project_id.hex}/{file_id.hex}"
-    return _Result(file_id, key, stack.enter_context(storage.writer(key)))
+def results_prefix(batch_hex: str) -> str:
+    """Under this, and nowhere else, lie the files that attempts at the batch's results wrote."""
+    return f"results/{batch_hex}/"
+
+
+def _open(stack: ExitStack, storage: Storage, lease: queue.Lease, name: str) -> _Result:
+    key = f"{results_prefix(lease.batch_id.hex)}{name}-{lease.attempt}"
+    return _Result(new_id(), key, stack.enter_context(storage.writer(key)))
 
 
 def _write(
@@ -166,7 +172,6 @@ def _publish(
     *,
     drop_lines: bool,
 ) -> None:
-    unused = [result.storage_key for kind, result in results.items() if not counts[kind]]
     try:
         with resources.database.transaction() as transaction:
             now = session.now(transaction)
@@ -181,7 +186,7 @@ def _publish(
                 else timedelta(seconds=batch.output_expires_after_s)
             )
 
-            def file(kind: bytes, name: str) -> File | None:
+            def file(kind: bytes) -> File | None:
                 result = results[kind]
                 if not counts[kind]:
                     return None
@@ -189,7 +194,7 @@ def _publish(
                     id=result.id,
                     project_id=batch.project_id,
                     purpose="batch_output",
-                    filename=f"{show(Prefix.BATCH, batch.id)}_{name}.jsonl",
+                    filename=f"{show(Prefix.BATCH, batch.id)}_{NAMES[kind]}.jsonl",
                     bytes=result.writer.size,
                     storage_key=result.storage_key,
                     created_at=now,
@@ -199,13 +204,12 @@ def _publish(
             status = batches.end(
                 transaction,
                 batch.id,
-                output=file(SUCCEEDED, "output"),
-                errors=file(FAILED, "error"),
+                output=file(SUCCEEDED),
+                errors=file(FAILED),
                 now=now,
             )
     except queue.LeaseLost:
         resources.storage.delete([result.storage_key for result in results.values()])
         raise
-    resources.storage.delete(unused)
     log.info("batch ended", batch=batch.id.hex, status=status)
     resources.waker.clean()

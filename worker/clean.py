@@ -1,14 +1,29 @@
-"""What is left to remove once a batch has ended? Its parts, recorded or orphaned."""
+"""What is left to remove once a batch has ended? Its parts, and result files that do not count."""
+
+from sqlalchemy import select
 
 from service.db import queue
+from service.db.models import Batch, File
+from worker.assemble import results_prefix
 from worker.lease import KeptLease
 from worker.resources import Resources
 from worker.write_back import parts_prefix
 
 
 def clean(resources: Resources, kept: KeptLease) -> None:
-    """Remove every object under the batch's parts prefix; the files hold all that was in them."""
-    storage = resources.storage
-    storage.delete(storage.list(parts_prefix(kept.lease.batch_id.hex)))
+    """Remove all parts, recorded or orphaned, for the files hold what was in them; and the result
+    files that are empty, or left by an assembly that did not get to its end."""
+    batch_id, storage = kept.lease.batch_id, resources.storage
+    with resources.database.transaction() as transaction:
+        published = set(
+            transaction.scalars(
+                select(File.storage_key)
+                .join(Batch, File.id.in_([Batch.output_file_id, Batch.error_file_id]))
+                .where(Batch.id == batch_id)
+            )
+        )
+    storage.delete(storage.list(parts_prefix(batch_id.hex)))
+    written = storage.list(results_prefix(batch_id.hex))
+    storage.delete(key for key in written if key not in published)
     with resources.database.transaction() as transaction:
         queue.settle(transaction, kept.lease)

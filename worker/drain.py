@@ -1,19 +1,59 @@
 """How does an engine worker take shards? It claims until none is runnable, a few at a time."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 
 import structlog
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from service.clock import Clock
 from service.db import queue, session
 from service.db.queue import ClaimedShard, LeaseLost
+from service.storage import MissingObject, StorageError
 from worker.engine_loop import EngineBroken
 from worker.execute import ModelOnLoop, ShardRun
 from worker.lease import Keeper, KeptLease
 from worker.resources import Resources
 
 log = structlog.get_logger()
+
+OUTAGES = (StorageError, OperationalError, InterfaceError, PoolTimeout)
+"""The store or the database was away: no fault of the lines, however long it lasts."""
+
+OUTAGE_WAIT = timedelta(seconds=2)
+
+
+class _Places:
+    """Shards share the engine; one that may break it has it to itself, so that nobody else's lines
+    pay for its failures."""
+
+    def __init__(self) -> None:
+        self._door = threading.Lock()
+        self._left = threading.Condition()
+        self._inside = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """A place beside others."""
+        with self._door, self._left:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._left:
+                self._inside -= 1
+                self._left.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """The whole engine, once the others have left; nobody comes in past whoever waits here."""
+        with self._door:
+            with self._left:
+                self._left.wait_for(lambda: self._inside == 0)
+            yield
 
 
 class Drain:
@@ -33,6 +73,7 @@ class Drain:
         self._keeper = keeper
         self._stopping = stopping
         self._clock = clock
+        self._places = _Places()
         # While one shard's last lines run, the next shard's are already in the engine.
         self._slots = threading.BoundedSemaphore(resources.worker_settings.slots)
 
@@ -64,18 +105,17 @@ class Drain:
     def _run(self, shard: ClaimedShard) -> None:
         lease = shard.lease
         event = log.bind(batch=lease.batch_id.hex, shard=lease.id.hex, attempt=lease.attempt)
-        with self._keeper.keep(lease) as kept:
+        alone = shard.failures > 0 or shard.deaths > 0
+        place = self._places.alone if alone else self._places.shared
+        with self._keeper.keep(lease) as kept, place():
             try:
                 closed = self._attempt(shard, kept)
             except LeaseLost:
                 event.info("lease lost, work dropped")
             # The loop must outlive its shard: the next one may be another tenant's.
             except Exception as error:  # noqa: BLE001 - logged, and the claim given up
-                if isinstance(error, EngineBroken):
-                    event.warning("engine broke, shard to be tried again")
-                else:
-                    event.exception("shard failed, to be tried again")
-                self._give_up(lease)
+                event.exception("shard failed, to be tried again", alone=alone)
+                self._give_up(lease, error, alone=alone)
             else:
                 event.info("shard done", lines=len(shard.lines), closed=closed)
                 if closed:
@@ -86,9 +126,16 @@ class Drain:
             self._resources, self._on, shard, kept, stopping=self._stopping, clock=self._clock
         ).run()
 
-    def _give_up(self, lease: queue.Lease) -> None:
+    def _give_up(self, lease: queue.Lease, error: Exception, *, alone: bool) -> None:
+        """Back to the queue; a failure is counted only where the shard itself may be at fault."""
         try:
             with self._resources.database.transaction() as transaction:
-                queue.give_up(transaction, lease, now=session.now(transaction))
+                now = session.now(transaction)
+                if isinstance(error, EngineBroken) and not alone:
+                    queue.suspect(transaction, lease, now=now)
+                elif isinstance(error, OUTAGES) and not isinstance(error, MissingObject):
+                    queue.hand_back(transaction, lease, not_before=now + OUTAGE_WAIT)
+                else:
+                    queue.give_up(transaction, lease, now=now)
         except LeaseLost:
             log.info("lease lost, nothing to give up", shard=lease.id.hex)

@@ -13,10 +13,11 @@ from service.clock import monotonic
 from service.db import session, workers
 from worker.drain import Drain
 from worker.engine_loop import EngineLoop
-from worker.engines import engine_of, tokenizer_of
+from worker.engines import engine_of
 from worker.execute import ModelOnLoop
 from worker.lease import Keeper
 from worker.resources import Resources
+from worker.tokenizers import tokenizer_of
 
 log = structlog.get_logger()
 

@@ -1,22 +1,14 @@
-"""Which engine and which tokenizer run a model of the catalog?"""
+"""Which engine runs a model of the catalog? Imports torch: for engine workers only."""
 
 from pathlib import Path
 
 from engine.config import EngineConfig, Kind
 from engine.engine import Engine
-from engine.stub import StubEngine, StubTokenizer
-from engine.surface import EngineLike, TokenizerLike
-from engine.tokenizer import Tokenizer
+from engine.stub import StubEngine
+from engine.surface import EngineLike
 from service.catalog import Model, StubSource
 from worker.models import pull
 from worker.settings import WorkerSettings
-
-
-def tokenizer_of(model: Model, models_dir: Path) -> TokenizerLike:
-    """The model's tokenizer; its files are fetched where they are not yet in the cache."""
-    if isinstance(model.origin, StubSource):
-        return StubTokenizer()
-    return Tokenizer.from_dir(pull(model, models_dir))
 
 
 def engine_of(model: Model, models_dir: Path, settings: WorkerSettings) -> EngineLike:

@@ -1,7 +1,8 @@
 """How is a claimed shard run? Bodies in, engine requests out, finished lines written back."""
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_never
@@ -278,16 +279,14 @@ class ShardRun:
     def _hand_back(self) -> bool:
         lease = self._shard.lease
         with self._resources.database.transaction() as transaction:
-            now = session.now(transaction)
-            queue.lock_batch(transaction, lease.batch_id)
-            queue.hand_back(transaction, lease, now=now)
-            return batches.advance(transaction, lease.batch_id, now)
+            return batches.hand_back(transaction, lease, session.now(transaction))
 
 
 def fetch(
     storage: Storage, key: str, rows: Sequence[PendingLine]
 ) -> Iterator[tuple[PendingLine, bytes]]:
-    """The bytes of each line. `rows` come by offset; near ones are read together."""
+    """The bytes of each line. `rows` come by offset; near ones are read together, and no more than
+    READERS reads are ahead of what is taken: lines that are refused are many bytes of no cost."""
 
     def read(group: list[PendingLine]) -> list[tuple[PendingLine, bytes]]:
         start = group[0].byte_offset
@@ -299,8 +298,13 @@ def fetch(
         ]
 
     with ThreadPoolExecutor(READERS, thread_name_prefix="fetch") as readers:
-        for group in readers.map(read, _near(rows)):
-            yield from group
+        ahead: deque[Future[list[tuple[PendingLine, bytes]]]] = deque()
+        for group in _near(rows):
+            ahead.append(readers.submit(read, group))
+            if len(ahead) == READERS:
+                yield from ahead.popleft().result()
+        while ahead:
+            yield from ahead.popleft().result()
 
 
 def _near(rows: Sequence[PendingLine]) -> Iterator[list[PendingLine]]:

@@ -16,6 +16,10 @@ from service.db.session import Database
 log = structlog.get_logger()
 
 
+class Cancelling(Exception):
+    """The batch was asked to end: hand the claim back."""
+
+
 class KeptLease:
     """A lease that a Keeper renews. `cancelling` and `lost` are set by the Keeper's thread."""
 
@@ -33,6 +37,12 @@ class KeptLease:
         """Raises LeaseLost once a renewal has found the claim gone."""
         if self._lost.is_set():
             raise queue.LeaseLost(self.lease)
+
+    def check_cancelling(self) -> None:
+        """As `check`, for work that a cancel ends: raises Cancelling too."""
+        self.check()
+        if self.cancelling:
+            raise Cancelling
 
     def lose(self) -> None:
         """The claim is gone."""

@@ -21,9 +21,9 @@ from service.db import batches, queue, session, workers
 from service.db.models import Batch, File
 from service.jsonl import split
 from worker import prompts
-from worker.engines import tokenizer_of
 from worker.lease import KeptLease
 from worker.resources import Resources
+from worker.tokenizers import tokenizer_of
 
 log = structlog.get_logger()
 
@@ -43,6 +43,9 @@ DEFAULT_SPEEDS: Mapping[ModelKind, float] = {
     ModelKind.SCORE: 3_000.0,
 }
 """Tokens a second of a model that no worker has measured yet: two CPU cores and a small model."""
+
+MAX_COST = 2**31 - 1
+"""Of one line, as the plan keeps it."""
 
 MAX_SHARD_LINES = 10_000
 """Bounds a shard of very short lines, so that claims and write-backs stay small."""
@@ -112,14 +115,14 @@ class _Counter:
         prefix = array("Q")
         for found in split(chunks, limit=self._resources.settings.max_line_bytes):
             if found.number % 1_000 == 0:
-                self._kept.check()
+                self._kept.check_cancelling()
             if found.raw is None:
                 continue
             body = orjson.loads(found.raw)["body"]
             cost, start = self._cost(body)
             line.append(found.number)
             model.append(self._indices.setdefault(body["model"], len(self._indices)))
-            tokens.append(cost)
+            tokens.append(min(cost, MAX_COST))
             prefix.append(start)
         return Costs(
             line=np.frombuffer(line, dtype=np.int32),

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import structlog
 
 from service.batch import StageName
-from service.db import queue, session
+from service.db import batches, queue, session
 from service.db.queue import Lease, LeaseLost
-from worker.lease import Keeper, KeptLease
+from worker.lease import Cancelling, Keeper, KeptLease
 from worker.resources import Resources
 
 log = structlog.get_logger()
@@ -48,12 +48,26 @@ def _run(resources: Resources, name: StageName, work: Work, lease: Lease) -> Non
             work(resources, kept)
         except LeaseLost:
             event.info("lease lost, work dropped")
+        except Cancelling:
+            event.info("batch is being cancelled, work dropped")
+            _hand_back(resources, lease)
         # The loop must outlive its stage: the next one may be another tenant's.
         except Exception:  # noqa: BLE001 - logged, and the claim given up
             event.exception("stage failed, to be tried again")
             _give_up(resources, lease)
         else:
             event.info("stage done")
+
+
+def _hand_back(resources: Resources, lease: Lease) -> None:
+    try:
+        with resources.database.transaction() as transaction:
+            closed = batches.hand_back(transaction, lease, session.now(transaction))
+    except LeaseLost:
+        log.info("lease lost, nothing to hand back", batch=lease.batch_id.hex)
+    else:
+        if closed:
+            resources.waker.assemble()
 
 
 def _give_up(resources: Resources, lease: Lease) -> None:

@@ -6,7 +6,7 @@ from worker import clean as cleaning
 from worker import plan as planning
 from worker import tick as ticking
 from worker import validate as validating
-from worker.app import app, engine_process
+from worker.app import app
 from worker.resources import of_cpu_process
 from worker.stages import run_ready
 
@@ -39,9 +39,3 @@ def clean() -> None:
 def tick() -> None:
     """Set right what a lost message or a dead worker left."""
     ticking.tick(of_cpu_process())
-
-
-@app.task(name="halfrate.drain")
-def drain(model: str) -> None:
-    """Run shards of that model until none is runnable."""
-    engine_process().drain(model)

@@ -20,12 +20,15 @@ from service.db.models import Batch, File
 from service.jsonl import RawLine, split
 from service.lines import LineError, ValidLine
 from service.storage import MissingObject
-from worker.lease import KeptLease
+from worker.lease import Cancelling, KeptLease
 from worker.resources import Resources
 
 
 def validate(resources: Resources, kept: KeptLease) -> None:
-    """Accept the file (lines stored, plan stage added) or fail the batch with what is wrong."""
+    """Accept the file (lines stored, plan stage added) or fail the batch with what is wrong.
+
+    Raises Cancelling, LeaseLost.
+    """
     batch_id = kept.lease.batch_id
     with resources.database.transaction() as transaction:
         batch, file = _with_input(transaction, batch_id)
@@ -33,9 +36,9 @@ def validate(resources: Resources, kept: KeptLease) -> None:
     try:
         with resources.database.transaction() as transaction:
             count = lines.copy_in(
-                transaction, batch_id, reader.good_lines(resources.storage.stream(file.storage_key))
+                transaction, batch_id, reader.rows(resources.storage.stream(file.storage_key))
             )
-            _check_whole(resources, transaction, batch_id, count, reader)
+            _check_whole(resources, transaction, batch_id, reader)
             _accept(transaction, kept.lease, count, reader.models)
     except MissingObject:
         refused = [LineError("input_file_missing", "The bytes of the input file are gone.")]
@@ -63,7 +66,7 @@ class _Refused(Exception):
 
 
 class _Reader:
-    """Checks line by line; keeps the first errors, how many there were, and the models named."""
+    """Checks line by line; counts requests and errors, keeps the first errors and the models."""
 
     def __init__(self, resources: Resources, endpoint: str, kept: KeptLease) -> None:
         self._endpoint = endpoint
@@ -71,27 +74,37 @@ class _Reader:
         self._served = _served(resources.catalog, endpoint)
         self._max_errors = resources.settings.max_errors
         self._max_bytes = resources.settings.max_line_bytes
+        self._max_lines = resources.settings.max_lines
+        self.requests = 0
         self.errors: list[LineError] = []
         self.error_count = 0
         self.models: set[str] = set()
 
-    def good_lines(self, chunks: Iterator[bytes]) -> Iterator[lines.NewLine]:
-        for chunk_line in split(chunks, limit=self._max_bytes):
-            checked = self._check(chunk_line)
-            if isinstance(checked, LineError):
-                self._note(checked)
-                continue
+    def rows(self, chunks: Iterator[bytes]) -> Iterator[lines.NewLine]:
+        """Every line that has a custom_id: a bad one's may stand on another line too, and with a
+        bad line nothing of this is committed. Of a file that is too long, only so many."""
+        for found in split(chunks, limit=self._max_bytes):
+            if found.number % 1_000 == 0:
+                self._kept.check_cancelling()
+            self.requests += 1
+            custom_id = self._take(found)
+            if custom_id is not None and self.requests <= self._max_lines:
+                yield lines.NewLine(
+                    line=found.number,
+                    custom_id=custom_id,
+                    byte_offset=found.offset,
+                    byte_length=found.length,
+                )
+
+    def _take(self, found: RawLine) -> str | None:
+        checked = self._check(found)
+        if isinstance(checked, ValidLine):
             self.models.add(checked.model)
-            yield lines.NewLine(
-                line=chunk_line.number,
-                custom_id=checked.custom_id,
-                byte_offset=chunk_line.offset,
-                byte_length=chunk_line.length,
-            )
+            return checked.custom_id
+        self._note(checked)
+        return None if found.raw is None else checks.custom_id_of(found.raw)
 
     def _check(self, found: RawLine) -> ValidLine | LineError:
-        if found.number % 1_000 == 0:
-            self._kept.check()
         if found.raw is None:
             return checks.too_large(found.number, found.length, self._max_bytes)
         return checks.check_line(
@@ -112,7 +125,7 @@ def _served(catalog: Catalog, endpoint: str) -> frozenset[str]:
 
 
 def _check_whole(
-    resources: Resources, transaction: Session, batch_id: UUID, count: int, reader: _Reader
+    resources: Resources, transaction: Session, batch_id: UUID, reader: _Reader
 ) -> None:
     """What no single line shows. Raises _Refused if there is anything wrong with the file."""
     limit = resources.settings.max_errors
@@ -120,11 +133,10 @@ def _check_whole(
     errors = reader.errors + [checks.duplicate(row.custom_id, row.line) for row in repeated]
     errors.sort(key=lambda error: error.line or 0)
     number += reader.error_count
-    requests = count + reader.error_count
-    if requests == 0:
+    if reader.requests == 0:
         raise _Refused([checks.EMPTY_FILE], 1)
-    if requests > resources.settings.max_lines:
-        whole = checks.too_many_lines(requests, resources.settings.max_lines)
+    if reader.requests > resources.settings.max_lines:
+        whole = checks.too_many_lines(reader.requests, resources.settings.max_lines)
         raise _Refused([whole, *errors][:limit], number + 1)
     if number:
         raise _Refused(errors[:limit], number)
@@ -132,7 +144,7 @@ def _check_whole(
 
 def _accept(transaction: Session, lease: queue.Lease, count: int, models: set[str]) -> None:
     now = session.now(transaction)
-    queue.lock_batch(transaction, lease.batch_id)
+    _still_wanted(transaction, lease)
     queue.settle(transaction, lease)
     transaction.execute(
         update(Batch)
@@ -143,10 +155,16 @@ def _accept(transaction: Session, lease: queue.Lease, count: int, models: set[st
     queue.add_stage(transaction, lease.batch_id, StageName.PLAN, now)
 
 
+def _still_wanted(transaction: Session, lease: queue.Lease) -> None:
+    """Lock the batch. Raises Cancelling where it is to end, and that undoes the COPY."""
+    if queue.lock_batch(transaction, lease.batch_id).status is BatchStatus.CANCELLING:
+        raise Cancelling
+
+
 def _refuse(resources: Resources, lease: queue.Lease, errors: list[LineError], number: int) -> None:
     with resources.database.transaction() as transaction:
         now: datetime = session.now(transaction)
-        queue.lock_batch(transaction, lease.batch_id)
+        _still_wanted(transaction, lease)
         queue.settle(transaction, lease)
         batches.fail(
             transaction,

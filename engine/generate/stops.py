@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 # What a decoder writes for bytes that are no whole character (yet).
 _BROKEN = "\ufffd"
-# A character is at most four bytes, so what is still broken after more tokens stays broken.
-_LONGEST_CHARACTER = 4
+# Tokens may end inside a character several times in a row; so many in a row are not text. (Should
+# they be, a stop string is only seen late: the finished answer is cut as a whole in any case.)
+_LONGEST_BROKEN = 32
 
 
 def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
@@ -44,7 +45,7 @@ class StopWatch:
         if self._holds_stop(fresh):
             return True
         whole = fresh and not fresh.endswith(_BROKEN)
-        if whole or len(self._ids) - self._read > _LONGEST_CHARACTER:
+        if whole or len(self._ids) - self._read > _LONGEST_BROKEN:
             self._tail = (self._tail + fresh)[-self._reach :] if self._reach else ""
             self._context, self._read = self._read, len(self._ids)
         return False

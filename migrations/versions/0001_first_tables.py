@@ -247,6 +247,10 @@ def upgrade() -> None:
         sa.Column("part_id", sa.Uuid(), nullable=True),
         sa.Column("part_offset", sa.BigInteger(), nullable=True),
         sa.Column("part_length", sa.Integer(), nullable=True),
+        sa.CheckConstraint(
+            "(state IN ('succeeded', 'failed')) = (part_id IS NOT NULL)",
+            name=op.f("ck_request_lines_answered"),
+        ),
         sa.ForeignKeyConstraint(
             ["batch_id"], ["batches.id"], name=op.f("fk_request_lines_batch_id"), ondelete="CASCADE"
         ),

@@ -34,7 +34,7 @@ def parse(body: bytes, model: type[M]) -> M:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise invalid(error) from error
+        raise invalid(error, given=value) from error
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -1,7 +1,7 @@
 """How does an exception become an answer? Always with the four keys of the contract's error."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -13,19 +13,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 from service.errors import BadRequest, ServiceError, Unavailable
+from service.faults import LONGEST_PARAM, first_fault
 from service.storage import StorageError
 from service.wire import ErrorReply
-
-LONGEST_PARAM = 128
-
-EXPECTED = {
-    "string": "a string",
-    "int": "an integer",
-    "dict": "an object",
-    "model": "an object",
-    "model_attributes": "an object",
-    "bool": "a boolean",
-}
 
 _log = structlog.get_logger(__name__)
 
@@ -91,52 +81,12 @@ def from_service(error: ServiceError) -> Response:
     )
 
 
-def invalid(error: ValidationError | RequestValidationError, *, skip: int = 0) -> BadRequest:
-    """The first thing that pydantic found wrong. `skip` leading words of its place are dropped."""
-    first = error.errors()[0]
-    place, kind, given = _place(first["loc"][skip:]), str(first["type"]), first.get("input")
-    if kind == "missing":
-        code, message = "missing_required_parameter", f"Missing required parameter: '{place}'."
-    elif kind == "extra_forbidden":
-        code, message = "unknown_parameter", f"Unknown parameter: '{place}'."
-    elif kind.endswith(("_type", "_parsing")):
-        stem = kind.removesuffix("_type").removesuffix("_parsing")
-        expected = EXPECTED.get(stem, stem.replace("_", " "))
-        where = f" for '{place}'" if place else " for the request body"
-        code = "invalid_type"
-        message = f"Invalid type{where}: expected {expected}, but got {_kind_of(given)} instead."
-    else:
-        reason = "not valid Unicode" if kind == "string_unicode" else str(first["msg"])
-        code = "invalid_value"
-        message = f"Invalid value for '{place}': {reason[:1].lower()}{reason[1:]}."
-    return BadRequest(message, param=place or None, code=code)
-
-
-def _place(loc: Sequence[int | str]) -> str:
-    """`metadata.tags`; where a key itself is at fault, what holds it."""
-    words = [str(word) for word in loc]
-    if words and words[-1] == "[key]":
-        words = words[:-2]
-    place = ".".join(words)
-    return place if len(place) <= LONGEST_PARAM else place[:LONGEST_PARAM] + "…"
-
-
-def _kind_of(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int():
-            return "an integer"
-        case float():
-            return "a number"
-        case str():
-            return "a string"
-        case list() | tuple():
-            return "an array"
-        case _:
-            return "an object"
+def invalid(
+    error: ValidationError | RequestValidationError, *, given: object, skip: int = 0
+) -> BadRequest:
+    """What pydantic found wrong in `given`, as the client's 400."""
+    fault = first_fault(error, given=given, skip=skip)
+    return BadRequest(fault.message, param=fault.param, code=fault.code)
 
 
 async def on_service_error(_request: Request, error: Exception) -> Response:
@@ -146,11 +96,11 @@ async def on_service_error(_request: Request, error: Exception) -> Response:
     return from_service(error)
 
 
-async def on_invalid(_request: Request, error: Exception) -> Response:
+async def on_invalid(request: Request, error: Exception) -> Response:
     """A query parameter of the wrong kind; its place begins with the word `query`."""
     if not isinstance(error, RequestValidationError):
         raise error
-    return from_service(invalid(error, skip=1))
+    return from_service(invalid(error, given=dict(request.query_params), skip=1))
 
 
 async def on_http(request: Request, error: Exception) -> Response:

@@ -1,6 +1,6 @@
 """How does a client put files up, list, read and delete them?"""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import Annotated, Literal
@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.types import Receive, Scope, Send
 
 from service import ids, view
 from service.api import ranges
@@ -143,8 +144,8 @@ def retrieve_content(
     }
     if span is not None:
         headers["content-range"] = span.content_range(file.bytes)
-    return StreamingResponse(
-        _opened(parts, file, span),
+    return ContentResponse(
+        *_opened(parts, file, span),
         status_code=200 if span is None else 206,
         headers=headers,
         media_type="application/octet-stream",
@@ -222,15 +223,41 @@ def _find(parts: Parts, caller: Caller, file_id: str) -> File:
     raise _unknown(file_id)
 
 
-def _opened(parts: Parts, file: File, span: ranges.Span | None) -> Iterator[bytes]:
-    """The bytes, the first of them already here: a store that fails can still be a clean error."""
+class ContentResponse(StreamingResponse):
+    """The bytes of an object, let go of as soon as the client has them or has gone away."""
+
+    def __init__(
+        self,
+        first: bytes,
+        rest: Generator[bytes],
+        *,
+        status_code: int,
+        headers: dict[str, str],
+        media_type: str,
+    ) -> None:
+        super().__init__(
+            chain([first], rest), status_code=status_code, headers=headers, media_type=media_type
+        )
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream; then close the connection to the store, which a broken off read still holds."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with CancelScope(shield=True):
+                await run_sync(self._rest.close)
+
+
+def _opened(parts: Parts, file: File, span: ranges.Span | None) -> tuple[bytes, Generator[bytes]]:
+    """The first piece and the rest: a store that fails by now is still a clean error."""
     start, length = (0, file.bytes) if span is None else (span.start, span.length)
     pieces = parts.storage.stream(file.storage_key, start, length)
     try:
         first = next(pieces, b"")
     except MissingObject as error:
         raise NotFound("The content of this file is no longer there.", param="id") from error
-    return chain([first], pieces)
+    return first, pieces
 
 
 def _searchable(purpose: str | None) -> str | None:

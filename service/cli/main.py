@@ -74,9 +74,9 @@ def up(
 
     Where it runs already, this fails; with --detach, it waits for that one to be ready.
     """
-    from service.cli import stack  # noqa: PLC0415 - see the first lines
+    from service.cli import up as command  # noqa: PLC0415 - see the first lines
 
-    stack.up(home, port=port, detach=detach, serve=serve)
+    command.up(home, port=port, detach=detach, serve=serve)
 
 
 @app.command()

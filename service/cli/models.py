@@ -14,11 +14,11 @@ def list_models() -> None:
     """Show the models of the catalog, and which of them are in the cache."""
     from service.catalog import StubSource  # noqa: PLC0415 - `halfrate --help` stays quick
     from service.settings import Files  # noqa: PLC0415 - as above
-    from service.stack.supervisor import served_models  # noqa: PLC0415 - as above
+    from service.stack.choice import served_models  # noqa: PLC0415 - as above
 
     files = Files()
     rows = []
-    for model in served_models(files, ()):
+    for model in served_models(files):
         present = isinstance(model.origin, StubSource) or model.folder(files.models).exists()
         price = f"{model.price_input} / {model.price_output}"
         rows.append([model.id, model.kind.value, price, "yes" if present else "no", model.source])
@@ -36,7 +36,7 @@ def pull(
     import sys  # noqa: PLC0415 - as above
 
     from service.settings import Files  # noqa: PLC0415 - as above
-    from service.stack.supervisor import served_models  # noqa: PLC0415 - as above
+    from service.stack.choice import served_models  # noqa: PLC0415 - as above
 
     for model in served_models(Files(), tuple(ids or ())):
         say(f"Fetching {model.id} …")

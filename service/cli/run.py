@@ -13,7 +13,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Run one process of the service; settings come from HALFRATE_* variables.",
 )
-CELERY = (sys.executable, "-m", "celery", "-A", "worker.app")
+CELERY = (sys.executable, "-m", "celery", "-A")
 # Workers find one another through Postgres; these would only talk over the broker.
 QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 SHUTDOWN_S = 10
@@ -35,7 +35,7 @@ def cpu(
 ) -> None:
     """A CPU worker: validates, plans and assembles. Any number may run."""
     queues = ("-Q", "cpu", "-P", "prefork", "-c", str(concurrency))
-    _become(*CELERY, "worker", *queues, *QUIET, "-n", f"cpu-{os.getpid()}@%h")
+    _become(*CELERY, "worker.app", "worker", *queues, *QUIET, "-n", f"cpu-{os.getpid()}@%h")
 
 
 @app.command()
@@ -46,7 +46,15 @@ def engine(
     queues = ",".join(f"engine.{name}" for name in model)
     threads = ("-Q", queues, "-P", "threads", "-c", str(4 * len(model)))
     name = ("-n", f"engine-{os.getpid()}@%h")
-    _become(*CELERY, "worker", *threads, *QUIET, *name, HALFRATE_SERVE=",".join(model))
+    _become(
+        *CELERY,
+        "worker.engine_app",
+        "worker",
+        *threads,
+        *QUIET,
+        *name,
+        HALFRATE_SERVE=",".join(model),
+    )
 
 
 @app.command()
@@ -56,7 +64,7 @@ def beat() -> None:
 
     home = Files().home
     home.mkdir(parents=True, exist_ok=True)
-    _become(*CELERY, "beat", "-s", str(home / "beat-schedule"), "--pidfile=")
+    _become(*CELERY, "worker.app", "beat", "-s", str(home / "beat-schedule"), "--pidfile=")
 
 
 def _become(*command: str, **variables: str) -> Never:

@@ -101,6 +101,9 @@ def cancel(session: Session, project_id: UUID, batch_id: UUID, now: datetime) ->
         return batch
     if BatchStatus.CANCELLING not in _after(batch.status):
         raise Conflict(f"Cannot cancel a batch with status '{batch.status}'.")
+    if batch.frozen_at is not None:
+        # Its window has ended and its files are being made: the status follows with them.
+        raise Conflict(f"Cannot cancel a batch with status '{BatchStatus.EXPIRED}'.")
     move(session, batch_id, BatchStatus.CANCELLING, now)
     advance(session, batch_id, now)
     return queue.lock_batch(session, batch_id)
@@ -132,6 +135,16 @@ def advance(session: Session, batch_id: UUID, now: datetime) -> bool:
         _freeze(session, batch_id, LineState.CANCELLED, now)
         return True
     return False
+
+
+def hand_back(session: Session, lease: queue.Lease, now: datetime) -> bool:
+    """Return a claim unfinished, at a shutdown or cancel. Answers whether the batch closed by it.
+
+    Raises LeaseLost.
+    """
+    queue.lock_batch(session, lease.batch_id)
+    queue.hand_back(session, lease, not_before=now)
+    return advance(session, lease.batch_id, now)
 
 
 def _freeze(session: Session, batch_id: UUID, state: LineState, now: datetime) -> None:

@@ -177,10 +177,11 @@ def record(
     leaves the same rows.
     """
     batch = queue.lock_batch(session, lease.batch_id)
-    queue.hold(session, lease)
+    # Before the fence: a part that is recorded stays so, whoever holds the shard by now.
     part_id = _add_part(session, lease, part, len(answers), now)
     if part_id is None:
         return
+    queue.hold(session, lease)
     columns: dict[str, list[Any]] = {
         name: [getattr(answer, name) for answer in answers] for name in Answer.__slots__
     }

@@ -271,13 +271,18 @@ class RequestLine(Base):
     __tablename__ = "request_lines"
     # A line is rewritten once, a million at a time: leave room on the page for it, and vacuum
     # before a tenth of a large table is dead.
-    __table_args__ = {  # noqa: RUF012 - SQLAlchemy reads it as a plain class attribute
-        "postgresql_with": {
-            "fillfactor": "80",
-            "autovacuum_vacuum_scale_factor": "0.02",
-            "autovacuum_vacuum_insert_scale_factor": "0.1",
-        }
-    }
+    __table_args__ = (
+        CheckConstraint(
+            "(state IN ('succeeded', 'failed')) = (part_id IS NOT NULL)", name="answered"
+        ),
+        {
+            "postgresql_with": {
+                "fillfactor": "80",
+                "autovacuum_vacuum_scale_factor": "0.02",
+                "autovacuum_vacuum_insert_scale_factor": "0.1",
+            }
+        },
+    )
 
     batch_id: Mapped[UUID] = mapped_column(
         ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True

@@ -42,6 +42,7 @@ class ClaimedShard:
     lines: tuple[int, ...]
     cost: int
     failures: int
+    deaths: int
 
 
 class LeaseLost(Exception):
@@ -119,6 +120,7 @@ def claim_shard(
         lines=tuple(chosen.lines),
         cost=chosen.cost,
         failures=chosen.failures,
+        deaths=chosen.deaths,
     )
 
 
@@ -188,9 +190,9 @@ def settle(session: Session, lease: Lease) -> None:
     _end(session, lease, state=ShardState.DONE)
 
 
-def hand_back(session: Session, lease: Lease, *, now: datetime) -> None:
-    """Not finished, through no fault of the work (shutdown, cancel): leased → ready, at once."""
-    _end(session, lease, state=ShardState.READY, not_before=now)
+def hand_back(session: Session, lease: Lease, *, not_before: datetime) -> None:
+    """Not finished, through no fault of the work (shutdown, cancel, outage): leased → ready."""
+    _end(session, lease, state=ShardState.READY, not_before=not_before)
 
 
 def give_up(session: Session, lease: Lease, *, now: datetime) -> int:
@@ -200,6 +202,12 @@ def give_up(session: Session, lease: Lease, *, now: datetime) -> int:
     delay = min(timedelta(seconds=2.0 ** min(failures, 10)), MAX_BACKOFF)
     _end(session, lease, state=ShardState.READY, not_before=now + delay, failures=failures)
     return failures
+
+
+def suspect(session: Session, lease: Lease, *, now: datetime) -> None:
+    """The engine broke under several shards, and any of them may be why: leased → ready, and the
+    death that is counted makes the next attempt run alone."""
+    _end(session, lease, state=ShardState.READY, not_before=now, deaths=Shard.deaths + 1)
 
 
 def _end(session: Session, lease: Lease, **values: object) -> None:

@@ -21,6 +21,8 @@ class Database:
             max_overflow=0,
             pool_timeout=5,
             pool_pre_ping=True,
+            # Values that a client sent (metadata, names) have no place in an exception's text.
+            hide_parameters=True,
             connect_args={"application_name": application, "connect_timeout": 5},
         )
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)

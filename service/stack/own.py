@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.db.models import Worker
 from service.db.session import Database, now
+from service.stack.choice import engine_name
 from service.stack.part import Part, StopStep
 from service.stack.ports import LOOPBACK
 from service.stack.roster import Prepare
@@ -25,16 +26,6 @@ API_STOP = (StopStep(Signals.SIGTERM, 12.0),)
 # A model may have to be read from a slow disk.
 ENGINE_START_S = 600.0
 EVERYWHERE = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - recognised here, not bound
-
-
-def engine_name(model: str) -> str:
-    """The name of the part that serves a model."""
-    return f"engine.{model}"
-
-
-def own_names(models: Sequence[str]) -> list[str]:
-    """Every part that is ours, in starting order."""
-    return ["api", "cpu", "beat", *map(engine_name, models)]
 
 
 def prepare_own(
@@ -54,7 +45,7 @@ def prepare_own(
         models: ids; each gets an engine worker of its own.
         database: asked which engine workers have registered.
     """
-    variables = {**environment, **_python_variables()}
+    variables = {**environment, **python_variables()}
     broker = urlsplit(environment["HALFRATE_REDIS_URL"]).port
 
     def worker(name: str) -> Prepare:
@@ -75,6 +66,19 @@ def prepare_own(
         worker("beat"),
         *(_engine(home, variables, model, database) for model in models),
     ]
+
+
+def python_variables() -> dict[str, str]:
+    """What a Python process of ours needs to find this code, wherever it is started."""
+    variables = {
+        "PYTHONUNBUFFERED": "1",
+        # The home is their working directory, and it has folders named as packages are.
+        "PYTHONSAFEPATH": "1",
+    }
+    source = Path(__file__).parents[2]
+    if (source / "pyproject.toml").exists():  # run from a checkout, maybe without installing
+        variables["PYTHONPATH"] = str(source)
+    return variables
 
 
 def api_url(environment: Mapping[str, str], port: int) -> str:
@@ -150,18 +154,6 @@ class Registration:
 
 def _command(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "service.cli.main", *arguments)
-
-
-def _python_variables() -> dict[str, str]:
-    variables = {
-        "PYTHONUNBUFFERED": "1",
-        # The home is their working directory, and it has folders named as packages are.
-        "PYTHONSAFEPATH": "1",
-    }
-    source = Path(__file__).parents[2]
-    if (source / "pyproject.toml").exists():  # run from a checkout, maybe without installing
-        variables["PYTHONPATH"] = str(source)
-    return variables
 
 
 def _says_ready(url: str) -> bool:

@@ -16,8 +16,6 @@ from service.stack.seaweedfs import PORT_NAMES, prepare_seaweedfs, s3_endpoint_u
 from service.stack.sweep import sweep
 from service.stack.valkey import prepare_valkey, redis_url
 
-EMBEDDED = ("postgres", "valkey", "seaweedfs")
-
 
 @dataclass(frozen=True, slots=True)
 class Secrets:

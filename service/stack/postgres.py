@@ -185,6 +185,9 @@ def _as_nobody(data: Path) -> list[str]:
         "--clear-groups",
         "--inh-caps=+dac_override",
         "--ambient-caps=+dac_override",
+        # access(2), by which initdb looks for its programs, counts capabilities of other uids
+        # than root's only so.
+        "--securebits=+no_setuid_fixup",
     ]
 
 

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.catalog import Catalog, CatalogError, Model, StubSource
+from service.catalog import StubSource
 from service.db.migrate import upgrade
 from service.db.session import Database
-from service.settings import Files, PartUrls, Settings
+from service.settings import Files, Settings
+from service.stack.choice import brought_parts, part_names, served_models
 from service.stack.client import client_key, write_client_env
 from service.stack.home import Home, locked
 from service.stack.interrupt import Interrupt
-from service.stack.own import api_url, own_names, prepare_own
+from service.stack.own import api_url, prepare_own, python_variables
 from service.stack.part import StackError
-from service.stack.parts import EMBEDDED, Secrets, addresses, prepare_embedded
+from service.stack.parts import Secrets, addresses, prepare_embedded
 from service.stack.ports import Ports, is_free
 from service.stack.process import MARKER, empty_folder
 from service.stack.record import (
@@ -62,32 +63,6 @@ def up(home: Home, options: UpOptions, say: Say) -> None:
             stack.stop()
 
 
-def served_models(files: Files, serve: tuple[str, ...]) -> list[Model]:
-    """The models to start engine workers for, in the catalog's order.
-
-    Raises:
-        StackError: the catalog cannot be used, or `serve` names a model that it lacks.
-    """
-    try:
-        catalog = Catalog.load(files.catalog)
-    except CatalogError as error:
-        raise StackError(str(error)) from error
-    known = [model.id for model in catalog.models]
-    unknown = [model for model in serve if model not in known]
-    if unknown:
-        raise StackError(f"No model {unknown[0]!r} in {files.catalog}; it has: {', '.join(known)}.")
-    return [model for model in catalog.models if not serve or model.id in serve]
-
-
-def part_names(models: list[Model]) -> list[str]:
-    """Every part that `up` would start with this environment, in order."""
-    brought = _brought(PartUrls())
-    return [
-        *(name for name in EMBEDDED if name not in brought),
-        *own_names([model.id for model in models]),
-    ]
-
-
 class Stack:
     """One home's stack, as seen by its supervisor."""
 
@@ -108,6 +83,7 @@ class Stack:
     def start(self) -> None:
         """Everything up to the moment that a client may come."""
         self._clear()
+        self._check_port()
         self._pull_models()
         self._start_embedded()
         settings = self._settings()
@@ -146,6 +122,11 @@ class Stack:
         empty_folder(self._home.temporary)
         self._write_record()
 
+    def _check_port(self) -> None:
+        asked = self._options.port
+        if asked is not None and not is_free(asked):
+            raise StackError(f"Port {asked} is taken by another program.")
+
     def _pull_models(self) -> None:
         for model in self._models:
             if isinstance(model.origin, StubSource) or model.folder(self._files.models).exists():
@@ -156,7 +137,7 @@ class Stack:
     def _start_embedded(self) -> None:
         words = Secrets.kept_in(self._home.secrets)
         prepared = prepare_embedded(self._home.root, self._ports, words)
-        brought = _brought(PartUrls())
+        brought = brought_parts()
         for name, prepare in prepared.items():
             if name not in brought:
                 self._roster.begin(prepare)
@@ -207,8 +188,7 @@ class Stack:
         asked = self._options.port
         if asked is None:
             return self._ports.take("api")
-        if not is_free(asked):
-            raise StackError(f"Port {asked} is taken by another program.")
+        self._check_port()
         self._ports.keep("api", asked)
         return asked
 
@@ -232,7 +212,7 @@ class Stack:
 
     def _run(self, *command: str) -> None:
         """Run a helper program to its end, with its output on the console."""
-        variables = self._environment | {MARKER: str(self._home.root)}
+        variables = self._environment | python_variables() | {MARKER: str(self._home.root)}
         process = subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -274,13 +254,3 @@ def settings_of(environment: dict[str, str]) -> Settings:
             if name.startswith(prefix)
         }
     )
-
-
-def _brought(urls: PartUrls) -> set[str]:
-    """Embedded parts that the user brings by URL."""
-    given = {
-        "postgres": urls.database_url,
-        "valkey": urls.redis_url,
-        "seaweedfs": urls.s3_endpoint_url,
-    }
-    return {name for name, url in given.items() if url is not None}

@@ -6,30 +6,54 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import boto3
 import httpx
 import openai
+import psycopg
+import structlog
 import uvicorn
+from psycopg import sql
+from pydantic import SecretStr
+from sqlalchemy import func, select, text
 
 from service.api.app import create_app
 from service.api.envelope import Envelope
 from service.catalog import Catalog
 from service.db import keys
-from service.db.models import Right
+from service.db.models import File, Right
 from service.db.session import Database
-from service.settings import Settings
+from service.settings import MIB, Settings
+from service.stack.parts import EmbeddedUrls
 from service.storage import Storage
 from service.wake import Waker
 
 STARTS_WITHIN_S = 30
 
+LINES = b'{"custom_id": "a"}\n{"custom_id": "b"}\n'
+
+STUBS = """
+[[models]]
+id = "stub-embed"
+kind = "embed"
+source = "stub:"
+price_input = 0.02
+
+[[models]]
+id = "stub-chat"
+kind = "generate"
+source = "stub:"
+price_input = 0.10
+price_output = 0.40
+"""
+
 
 @dataclass(frozen=True)
 class Api:
-    """A running server, and the admin key of one project."""
+    """A running server, and one project's admin key."""
 
     url: str
     key: str
@@ -53,21 +77,47 @@ class Api:
         with httpx.Client(base_url=self.url, headers=headers, timeout=60) as client:
             yield client
 
-    def other_key(self, right: Right = Right.ADMIN, *, project: str | None = None) -> str:
+    def other_key(self, right: Right = Right.ADMIN, *, elsewhere: bool = False) -> str:
         """A key with that right, of this project or of another one."""
         with self.database.transaction() as session:
             owner = self.project_id
-            if project is not None:
-                owner = keys.create_project(session, project).id
+            if elsewhere:
+                owner = keys.create_project(session, f"other {uuid4().hex}").id
             return keys.create_key(session, owner, "other", right)[1]
 
+    def upload(self, data: bytes = LINES, name: str = "a.jsonl", **more: Any) -> Any:
+        """A file for batches, put up by the official client."""
+        with self.client() as client:
+            return client.files.create(file=(name, data), **{"purpose": "batch", **more})
+
+    def post_file(self, **form: Any) -> httpx.Response:
+        """POST /v1/files of whatever form."""
+        with self.http() as http:
+            return http.post("/v1/files", **form)
+
+    def rows(self) -> int:
+        """How many files of the project the table holds."""
+        with self.database.transaction() as session:
+            query = select(func.count()).select_from(File)
+            return session.scalar(query.where(File.project_id == self.project_id)) or 0
+
+    def waiting(self) -> int:
+        """How many locks are waited for in the database."""
+        query = text(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        with self.database.transaction() as session:
+            return session.scalar(query) or 0
+
     def objects(self) -> list[str]:
-        """Every key in the bucket, unfinished multipart uploads included."""
+        """The project's keys in the bucket, unfinished multipart uploads included."""
         with closing(self._s3()) as s3:
             bucket = self.settings.s3_bucket
             whole = s3.list_objects_v2(Bucket=bucket).get("Contents", [])
             unfinished = s3.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
-            return [entry["Key"] for entry in [*whole, *unfinished]]
+            keys_there = [entry["Key"] for entry in [*whole, *unfinished]]
+            return [key for key in keys_there if self.project_id.hex in key]
 
     def _s3(self) -> Any:
         key, secret = self.settings.s3_access_key_id, self.settings.s3_secret_access_key
@@ -82,17 +132,74 @@ class Api:
         )
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server that several tests share; each has a project of its own, and sees no other."""
+
+    url: str
+    settings: Settings
+    database: Database
+    storage: Storage
+
+    def project(self) -> Api:
+        """A new project and its admin key."""
+        with self.database.transaction() as session:
+            project = keys.create_project(session, f"test {uuid4().hex}")
+            _, key = keys.create_key(session, project.id, "tests", Right.ADMIN)
+        return Api(self.url, key, project.id, self.settings, self.database, self.storage)
+
+
+@contextmanager
+def api_server(urls: EmbeddedUrls, models_toml: Path) -> Iterator[Server]:
+    """The API over a database and a bucket of its own, taking files of up to 40 MiB."""
+    with clone_of(urls) as database_url:
+        settings = Settings(
+            catalog=models_toml,
+            database_url=SecretStr(database_url),
+            redis_url=SecretStr(urls.redis_url),
+            s3_endpoint_url=urls.s3_endpoint_url,
+            s3_access_key_id=SecretStr(urls.s3_access_key_id),
+            s3_secret_access_key=SecretStr(urls.s3_secret_access_key),
+            s3_bucket=f"api-{uuid4().hex[:16]}",
+            max_file_bytes=40 * MIB,
+        )
+        with (
+            closing(Database(database_url, pool=8, application="test")) as database,
+            closing(Storage.from_settings(settings)) as storage,
+            closing(Waker(urls.redis_url)) as waker,
+        ):
+            storage.ensure_bucket()
+            with serving(app_over(settings, database, storage, waker)) as url:
+                yield Server(url, settings, database, storage)
+
+
+@contextmanager
+def clone_of(urls: EmbeddedUrls) -> Iterator[str]:
+    """A copy of the migrated database."""
+    server, template = urls.database_url.rsplit("/", 1)
+    name = f"api_{uuid4().hex}"
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
+        connection.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+                sql.Identifier(name), sql.Identifier(template)
+            )
+        )
+        try:
+            yield f"{server}/{name}"
+        finally:
+            connection.execute(
+                sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
+            )
+
+
 @contextmanager
 def api_over(settings: Settings, database: Database, storage: Storage) -> Iterator[Api]:
-    """The API over the test's database and bucket, and a project `tests`."""
-    with database.transaction() as session:
-        project = keys.create_project(session, "tests")
-        _, key = keys.create_key(session, project.id, "tests", Right.ADMIN)
+    """A server for one test, over parts that the test brings."""
     with (
         closing(Waker(settings.redis_url.get_secret_value())) as waker,
         serving(app_over(settings, database, storage, waker)) as url,
     ):
-        yield Api(url, key, project.id, settings, database, storage)
+        yield Server(url, settings, database, storage).project()
 
 
 def app_over(settings: Settings, database: Database, storage: Storage, waker: Waker) -> Envelope:
@@ -108,7 +215,9 @@ def app_over(settings: Settings, database: Database, storage: Storage, waker: Wa
 
 @contextmanager
 def serving(app: Any) -> Iterator[str]:
-    """A server that has started; stopped gracefully."""
+    """A server that has started; stopped gracefully. What it logs goes to pytest's records."""
+    logged = structlog.get_config()
+    structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(app, lifespan="on", log_config=None, timeout_graceful_shutdown=5)
@@ -126,6 +235,7 @@ def serving(app: Any) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listener.close()
+        structlog.configure(**logged)
 
 
 def eventually(holds: Any, *, within_s: float = 20) -> None:

@@ -10,19 +10,25 @@ from sqlalchemy import select, update
 from service.batch import BatchStatus, ShardState, StageName
 from service.db import batches
 from service.db.models import Batch, Right, Stage
-from service.db.session import Database, now
+from service.db.session import now
 from service.ids import Prefix, parse
-from service.settings import Settings
-from service.storage import Storage
-from tests.integration.api_server import Api, api_over
+from service.stack.parts import EmbeddedUrls
+from tests.integration.api_server import STUBS, Api, Server, api_server
 
 LINES = b'{"custom_id": "a"}\n'
 
 
-@pytest.fixture
-def api(settings: Settings, database: Database, storage: Storage) -> Iterator[Api]:
-    with api_over(settings, database, storage) as running:
+@pytest.fixture(scope="module")
+def server(urls: EmbeddedUrls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    models_toml = tmp_path_factory.mktemp("api") / "models.toml"
+    models_toml.write_text(STUBS, encoding="utf-8")
+    with api_server(urls, models_toml) as running:
         yield running
+
+
+@pytest.fixture
+def api(server: Server) -> Api:
+    return server.project()
 
 
 @pytest.fixture
@@ -73,8 +79,9 @@ def test_a_new_batch_is_validating_with_every_key(api: Api, file_id: str) -> Non
 def test_creating_a_batch_makes_its_validate_stage(api: Api, file_id: str) -> None:
     batch = _create(api, file_id)
     with api.database.transaction() as session:
-        (stage,) = session.scalars(select(Stage))
-    assert stage.batch_id == parse(Prefix.BATCH, batch.id)
+        (stage,) = session.scalars(
+            select(Stage).where(Stage.batch_id == parse(Prefix.BATCH, batch.id))
+        )
     assert (stage.name, stage.state) == (StageName.VALIDATE, ShardState.READY)
 
 
@@ -87,7 +94,12 @@ def test_the_window_sets_the_end(api: Api, file_id: str, window: str, hours: int
 def test_how_long_results_are_kept_is_stored(api: Api, file_id: str) -> None:
     _create(api, file_id, output_expires_after={"anchor": "created_at", "seconds": 7200})
     with api.database.transaction() as session:
-        assert session.scalar(select(Batch.output_expires_after_s)) == 7200
+        assert (
+            session.scalar(
+                select(Batch.output_expires_after_s).where(Batch.project_id == api.project_id)
+            )
+            == 7200
+        )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +183,7 @@ def test_a_deleted_file_is_no_input(api: Api, file_id: str) -> None:
 
 def test_a_file_of_another_project_is_no_input(api: Api, file_id: str) -> None:
     with (
-        api.client(api.other_key(project="stranger")) as client,
+        api.client(api.other_key(elsewhere=True)) as client,
         pytest.raises(openai.BadRequestError) as caught,
     ):
         client.batches.create(
@@ -182,7 +194,7 @@ def test_a_file_of_another_project_is_no_input(api: Api, file_id: str) -> None:
 
 def test_a_batch_of_another_project_is_not_there(api: Api, file_id: str) -> None:
     batch = _create(api, file_id)
-    with api.client(api.other_key(project="stranger")) as client:
+    with api.client(api.other_key(elsewhere=True)) as client:
         for call in (client.batches.retrieve, client.batches.cancel):
             with pytest.raises(openai.NotFoundError):
                 call(batch.id)
@@ -294,7 +306,9 @@ def test_an_ended_batch_shows_usage_and_cost(api: Api, file_id: str) -> None:
     _move(api, batch.id, BatchStatus.IN_PROGRESS)
     with api.database.transaction() as session:
         session.execute(
-            update(Batch).values(
+            update(Batch)
+            .where(Batch.project_id == api.project_id)
+            .values(
                 total=3,
                 completed=2,
                 failed=1,

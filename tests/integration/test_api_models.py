@@ -10,15 +10,23 @@ import pytest
 
 from service.db.session import Database
 from service.settings import Settings
+from service.stack.parts import EmbeddedUrls
 from service.storage import Storage
 from service.wake import Waker
-from tests.integration.api_server import Api, api_over, app_over, serving
+from tests.integration.api_server import STUBS, Api, Server, api_server, app_over, serving
+
+
+@pytest.fixture(scope="module")
+def server(urls: EmbeddedUrls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    models_toml = tmp_path_factory.mktemp("api") / "models.toml"
+    models_toml.write_text(STUBS, encoding="utf-8")
+    with api_server(urls, models_toml) as running:
+        yield running
 
 
 @pytest.fixture
-def api(settings: Settings, database: Database, storage: Storage) -> Iterator[Api]:
-    with api_over(settings, database, storage) as running:
-        yield running
+def api(server: Server) -> Api:
+    return server.project()
 
 
 def test_models_are_listed_with_what_they_are_for(api: Api) -> None:

@@ -17,15 +17,23 @@ from sqlalchemy import select
 from service.db.models import ApiKey, Right
 from service.db.session import Database
 from service.settings import Settings
+from service.stack.parts import EmbeddedUrls
 from service.storage import Storage
 from service.wake import Waker
-from tests.integration.api_server import Api, api_over, app_over, serving
+from tests.integration.api_server import STUBS, Api, Server, api_server, app_over, serving
+
+
+@pytest.fixture(scope="module")
+def server(urls: EmbeddedUrls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    models_toml = tmp_path_factory.mktemp("api") / "models.toml"
+    models_toml.write_text(STUBS, encoding="utf-8")
+    with api_server(urls, models_toml) as running:
+        yield running
 
 
 @pytest.fixture
-def api(settings: Settings, database: Database, storage: Storage) -> Iterator[Api]:
-    with api_over(settings, database, storage) as running:
-        yield running
+def api(server: Server) -> Api:
+    return server.project()
 
 
 def _error(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -142,7 +150,9 @@ def test_a_reading_key_may_not_change_anything(api: Api, method: str, path: str)
 def test_the_use_of_a_key_is_stamped_once_a_minute(api: Api) -> None:
     def stamp() -> Any:
         with api.database.transaction() as session:
-            return session.scalar(select(ApiKey.last_used_at))
+            return session.scalar(
+                select(ApiKey.last_used_at).where(ApiKey.project_id == api.project_id)
+            )
 
     with api.http() as http:
         assert stamp() is None
@@ -220,7 +230,7 @@ def test_a_crash_in_a_handler_is_500_in_shape_and_logged_with_the_id(
 ) -> None:
     with (
         closing(Waker(settings.redis_url.get_secret_value())) as waker,
-        _log_of("service.api.envelope") as log,
+        LogOf("service.api.envelope") as log,
     ):
         envelope = app_over(settings, database, storage, waker)
         assert isinstance(envelope.app, FastAPI)
@@ -303,7 +313,7 @@ def _crash() -> None:
     raise RuntimeError("secret")
 
 
-class _log_of:
+class LogOf:
     """What is logged under that name meanwhile, as JSON lines."""
 
     def __init__(self, name: str) -> None:

@@ -147,9 +147,7 @@ def test_strangers_are_not_let_in(running: Running) -> None:
     with pytest.raises(psycopg.OperationalError, match="password"):
         psycopg.connect(settings["HALFRATE_DATABASE_URL"].replace(running.words.postgres, "wrong"))
     with (
-        closing(
-            redis.Redis(port=running.roster.part("valkey").ports[0], retry=Retry(NoBackoff(), 0))
-        ) as client,
+        closing(redis.Redis(port=valkey_port, retry=Retry(NoBackoff(), 0))) as client,
         pytest.raises(redis.AuthenticationError),
     ):
         client.ping()

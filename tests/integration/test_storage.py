@@ -4,7 +4,7 @@ import hashlib
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -255,10 +255,8 @@ def _cutting_proxy(
         except OSError:
             pass
         for end in (source, sink):
-            try:
+            with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def serve() -> None:
         while True:

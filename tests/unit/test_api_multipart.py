@@ -1,5 +1,6 @@
 """Is a form read the same however the network cuts it, and refused wherever it is broken?"""
 
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.api.multipart import Event, Field, FileData, FileStart, FormReader
 from service.api.receive import Form
-from service.errors import BadRequest, ServiceError, TooLarge
+from service.errors import BadRequest, TooLarge
 
 CONTENT_TYPE = 'multipart/form-data; boundary="XyZ"'
 
@@ -64,10 +65,9 @@ def test_a_form_reads_the_same_however_it_is_cut(
 @settings(deadline=None)
 @given(st.binary(max_size=400), st.lists(st.integers(min_value=0), max_size=5))
 def test_any_bytes_are_a_form_or_a_bad_request(noise: bytes, cuts: list[int]) -> None:
-    try:
+    # Nothing but a BadRequest may come out of it.
+    with suppress(BadRequest):
         _read(b"--XyZ\r\n" + noise, cuts)
-    except ServiceError as error:
-        assert error.status == 400
 
 
 @pytest.mark.parametrize("filename", ["ü漢🎈.jsonl", "a b.jsonl", "../../etc/passwd", "C:x", "%00"])

@@ -44,7 +44,7 @@ def test_an_error_has_status_and_all_four_keys(
 ) -> None:
     response = from_service(error)
     assert response.status_code == status
-    assert json.loads(response.body) == {
+    assert json.loads(bytes(response.body)) == {
         "error": {"message": "no", "type": kind, "param": error.param, "code": code}
     }
 
@@ -69,7 +69,7 @@ def test_a_missing_key_is_challenged() -> None:
 @pytest.mark.parametrize("text", ["\ud800", "\0", "\u2028", 'a"b\\c\n', "ü漢🎈"])
 def test_no_text_of_a_client_breaks_the_answer(text: str) -> None:
     response = error_response(400, text, kind="invalid_request_error", param=text)
-    assert json.loads(response.body)["error"]["message"] == text
+    assert json.loads(bytes(response.body))["error"]["message"] == text
 
 
 def _below(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:

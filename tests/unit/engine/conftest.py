@@ -87,6 +87,12 @@ def write_tokenizer(folder: Path, *, ends: bool, **config: Any) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(stated))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny models gain nothing from threads, and lose much where test processes share the cores."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def make_decoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a tiny random decoder of a named architecture."""

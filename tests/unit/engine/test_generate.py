@@ -78,16 +78,15 @@ def test_real_answers_equal_those_of_transformers(smollm: Path) -> None:
         "What is the capital of France?",
         "Name three colours.",
         "Write one sentence about the sea, the moon, and the tide that binds the two together.",
-        "2 + 2 =",
         "Is water wet?",
     ]
     asked = [
         tuple(tokenizer.encode_rendered(tokenizer.render_chat([{"role": "user", "content": text}])))
         for text in questions
     ]
-    requests = [GenerateRequest(n, prompt, greedy(20)) for n, prompt in enumerate(asked)]
+    requests = [GenerateRequest(n, prompt, greedy(16)) for n, prompt in enumerate(asked)]
     results = dict(engine.run(requests))
-    assert answers_of(results) == reference(smollm, asked, 20)
+    assert answers_of(results) == reference(smollm, asked, 16)
     first = results[0]
     assert isinstance(first, Generation)
     assert first.text == "The capital of France is Paris."

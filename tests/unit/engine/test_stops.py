@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.generate.stops import StopWatch, cut
 
-TEXT = st.text(alphabet="ab é東🙂", max_size=30)
+TEXT = st.text(alphabet="ab é東🙂", max_size=12)
 
 
 class Pieces:
@@ -25,6 +25,7 @@ class Pieces:
     sizes=st.lists(st.integers(1, 5), min_size=1),
     stop=st.lists(st.text(alphabet="ab é東🙂", min_size=1, max_size=4), min_size=1, max_size=3),
 )
+@example(text="é🙂東🙂", sizes=[3, 1], stop=["東🙂"])  # every token ends inside a character
 @settings(max_examples=400, deadline=None)
 def test_a_stop_string_is_seen_with_the_token_that_completes_it(
     text: str, sizes: list[int], stop: list[str]

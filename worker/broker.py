@@ -1,0 +1,42 @@
+"""How is Celery set up? Messages wake; Postgres decides.
+
+Acked early, results ignored, a message holds no work: losing or doubling one changes nothing.
+"""
+
+from typing import Any
+
+from celery import Celery, signals
+
+from service import logs
+from service.settings import Settings
+from service.wake import CPU_QUEUE
+
+
+def make_app(settings: Settings, *, include: tuple[str, ...]) -> Celery:
+    """A Celery app on the settings' broker; `include` names the modules that hold its tasks."""
+    app = Celery("halfrate", broker=settings.redis_url.get_secret_value(), include=include)
+    app.conf.update(
+        task_ignore_result=True,
+        task_acks_late=False,
+        task_default_queue=CPU_QUEUE,
+        worker_prefetch_multiplier=1,
+        worker_hijack_root_logger=False,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        beat_schedule={
+            "tick": {
+                "task": "halfrate.tick",
+                "schedule": settings.tick_s,
+                # A tick that waited longer than the next few is worth nothing.
+                "options": {"queue": CPU_QUEUE, "expires": settings.tick_s * 3},
+            }
+        },
+    )
+    return app
+
+
+@signals.setup_logging.connect
+def _log(**_: Any) -> None:  # noqa: ANN401 - Celery's signals hand over what they like
+    logs.configure(Settings().log_level)
