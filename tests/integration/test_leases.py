@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
+from uuid import UUID
 
 import pytest
 from sqlalchemy import select
@@ -17,6 +18,7 @@ from service.db.queue import ClaimedShard, Lease, LeaseLost
 from tests import invariants
 from tests.pipeline import Pipeline, embedding_line
 from tests.stand_ins import Gated, Watched
+from tests.threads import running, wait_until
 from worker import write_back
 from worker.answers import Answered
 from worker.tick import reap
@@ -26,7 +28,7 @@ LEASE = timedelta(seconds=30)
 Write = Callable[[Session, Lease, datetime], object]
 
 
-def planned(pipeline: Pipeline, number: int = 3) -> object:
+def planned(pipeline: Pipeline, number: int = 3) -> UUID:
     batch_id = pipeline.submit([embedding_line(f"{n}", f"text {n}") for n in range(number)])
     pipeline.validate()
     pipeline.plan()
@@ -63,9 +65,9 @@ def record(transaction: Session, lease: Lease, now: datetime) -> None:
 
 WRITES: dict[str, Write] = {
     "renew": lambda transaction, lease, now: queue.renew(transaction, lease, until=now + LEASE),
-    "hold": lambda transaction, lease, now: queue.hold(transaction, lease),
+    "hold": lambda transaction, lease, _now: queue.hold(transaction, lease),
     "record": record,
-    "settle": lambda transaction, lease, now: queue.settle(transaction, lease),
+    "settle": lambda transaction, lease, _now: queue.settle(transaction, lease),
     "hand back": lambda transaction, lease, now: queue.hand_back(
         transaction, lease, not_before=now
     ),
@@ -110,7 +112,7 @@ def expired(pipeline: Pipeline) -> None:
     pipeline.expire(pipeline_batch(pipeline))
 
 
-def pipeline_batch(pipeline: Pipeline) -> object:
+def pipeline_batch(pipeline: Pipeline) -> UUID:
     with pipeline.resources.database.transaction() as transaction:
         return transaction.scalars(select(lines.Batch.id)).one()
 
@@ -181,13 +183,12 @@ def test_a_line_that_was_answered_already_makes_the_whole_part_nothing(pipeline:
     lease = claim(pipeline).lease
     attempt(pipeline, record, lease)
     before = picture(pipeline)
-    answers = [an_answer(2), an_answer(1)]
-    with (
-        pytest.raises(LeaseLost),
-        pipeline.resources.database.transaction() as transaction,
-    ):
-        now = session.now(transaction)
-        lines.record(transaction, lease, new_part(lease, 1), answers, now)
+
+    def again(transaction: Session, lease: Lease, now: datetime) -> None:
+        lines.record(transaction, lease, new_part(lease, 1), [an_answer(2), an_answer(1)], now)
+
+    with pytest.raises(LeaseLost):
+        attempt(pipeline, again, lease)
     assert picture(pipeline) == before
 
 
@@ -230,11 +231,8 @@ def test_two_workers_racing_answer_every_line_once(pipeline: Pipeline) -> None:
             start.wait(20)
             drain.run()
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with running(work, work):
+        pass
     assert set(seen.values()) == {1}
     assert len(seen) == 60
     small.assemble()
@@ -248,12 +246,11 @@ def test_two_threads_of_one_worker_share_its_engine(pipeline: Pipeline) -> None:
     small.validate()
     small.plan()
     seen: Counter[str] = Counter()
-    with small.engine(make=lambda: Watched(seen, results_per_step=3)) as drain:
-        threads = [threading.Thread(target=drain.run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with (
+        small.engine(make=lambda: Watched(seen, results_per_step=3)) as drain,
+        running(*[drain.run] * 4),
+    ):
+        pass
     assert set(seen.values()) == {1}
     small.assemble()
     small.clean()
@@ -270,37 +267,24 @@ def test_a_flushed_line_is_never_run_again(pipeline: Pipeline) -> None:
     gate.set()
 
     class Closing(Gated):
-        """Answers a few, and then no more until the gate is opened again."""
+        """Answers eight, and then no more until the gate is opened again."""
 
         def step(self) -> list[object]:  # type: ignore[override]
             results = super().step()
-            if self.counters.requests >= 8:
+            if self.counters.requests == 8:
                 gate.clear()
             return list(results)
 
-    with eager.engine(make=lambda: Closing(seen, gate)) as drain:
-        worker = threading.Thread(target=drain.run)
-        worker.start()
-        wait_until(lambda: eager.batch(batch_id).completed >= 8)
+    with eager.engine(make=lambda: Closing(seen, gate)) as drain, running(drain.run):
+        wait_until(lambda: eager.batch(batch_id).completed == 8)
+        flushed = [row.custom_id for row in eager.line_rows(batch_id) if row.part_id is not None]
         eager.lose_workers()
-        worker.join(20)
-        assert not worker.is_alive()
-    flushed = {row.custom_id for row in eager.line_rows(batch_id) if row.state != "pending"}
+        # The worker finds its lease gone, drops its work, and claims the shard anew.
+        wait_until(lambda: sum(seen.values()) == 32)
+        gate.set()
+    again = {text for text, times in seen.items() if times > 1}
     assert len(flushed) == 8
-    again: Counter[str] = Counter()
-    eager.finish(batch_id, make=lambda: Watched(again))
-    assert {f"text {name}" for name in flushed}.isdisjoint(again)
     assert len(again) == 12
+    assert {f"text {name}" for name in flushed}.isdisjoint(again)
+    eager.finish(batch_id)
     assert invariants.check(eager, batch_id).completed == 20
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
-    """Poll with a deadline."""
-    deadline = threading.Event()
-    timer = threading.Timer(seconds, deadline.set)
-    timer.start()
-    try:
-        while not true():
-            assert not deadline.wait(0.02), "it did not come to that"
-    finally:
-        timer.cancel()

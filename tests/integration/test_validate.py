@@ -1,7 +1,5 @@
 """Is a whole file checked in one pass, with every bad line told and nothing kept of a bad file?"""
 
-import threading
-
 import pytest
 from sqlalchemy import select
 
@@ -9,6 +7,7 @@ from service.batch import BatchStatus, ShardState, StageName
 from service.db import session
 from service.db.models import Batch, File, Stage
 from tests.pipeline import Pipeline, embedding_line
+from tests.threads import running
 from worker import stages, validate
 from worker.lease import KeptLease
 from worker.resources import Resources
@@ -134,11 +133,8 @@ def test_a_superseded_validation_commits_nothing(pipeline: Pipeline) -> None:
 
 def test_two_validations_at_once_accept_every_file_once(pipeline: Pipeline) -> None:
     ids = [pipeline.submit([embedding_line(f"{n}") for n in range(50)]) for _ in range(6)]
-    threads = [threading.Thread(target=pipeline.validate) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with running(pipeline.validate, pipeline.validate):
+        pass
     pipeline.validate()
     assert {pipeline.batch(one).status for one in ids} == {BatchStatus.IN_PROGRESS}
     assert {len(pipeline.line_rows(one)) for one in ids} == {50}

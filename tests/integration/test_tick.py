@@ -1,0 +1,236 @@
+"""Does the tick set right what a lost message or a dead worker left, and nothing else?"""
+
+import threading
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+import redis
+from sqlalchemy import select, text, update
+
+from service.batch import TERMINAL, BatchStatus, ShardState, StageName
+from service.db import queue, session, workers
+from service.db.models import Batch, File, Worker
+from service.wake import engine_queue
+from tests import invariants
+from tests.pipeline import Pipeline, embedding_line
+from tests.stand_ins import Watched
+from tests.threads import running
+from worker import tick
+from worker.engine_process import EngineProcess, UnknownModel, serving
+
+
+def submitted(pipeline: Pipeline, number: int = 4) -> UUID:
+    return pipeline.submit([embedding_line(f"{n}", f"text {n}") for n in range(number)])
+
+
+def test_a_batch_goes_its_way_by_ticks_alone(pipeline: Pipeline) -> None:
+    """`finish` sends no message that anybody takes: what is done is done by looking."""
+    batch_id = submitted(pipeline)
+    assert pipeline.finish(batch_id).status is BatchStatus.COMPLETED
+    invariants.check(pipeline, batch_id)
+
+
+def test_ticks_at_the_same_moment_are_harmless(pipeline: Pipeline) -> None:
+    ids = [submitted(pipeline) for _ in range(3)]
+    pipeline.validate()
+    pipeline.end_window(ids[0])
+    with running(*[lambda: tick.tick(pipeline.resources)] * 4):
+        pass
+    for batch_id in ids:
+        pipeline.finish(batch_id)
+        invariants.check(pipeline, batch_id)
+
+
+def test_whoever_has_work_is_woken_and_nobody_else(pipeline: Pipeline) -> None:
+    with redis.Redis.from_url(pipeline.resources.settings.redis_url.get_secret_value()) as broker:
+        broker.flushall()
+        tick.tick(pipeline.resources)
+        assert broker.keys("*") in ([], [b"_kombu.binding.cpu"])
+        submitted(pipeline)
+        tick.tick(pipeline.resources)
+        assert (broker.llen("cpu"), broker.llen(engine_queue("stub-embed"))) == (1, 0)
+        pipeline.validate()
+        pipeline.plan()
+        broker.flushall()
+        tick.tick(pipeline.resources)
+        assert (broker.llen("cpu"), broker.llen(engine_queue("stub-embed"))) == (0, 1)
+        # Emptied or not, the work is still there.
+        broker.flushall()
+        tick.tick(pipeline.resources)
+        assert broker.llen(engine_queue("stub-embed")) == 1
+        broker.flushall()
+
+
+def test_a_running_batch_that_nobody_closed_is_closed(pipeline: Pipeline) -> None:
+    batch_id = submitted(pipeline)
+    pipeline.validate()
+    pipeline.plan()
+    pipeline.drain()
+    with pipeline.resources.database.transaction() as transaction:
+        transaction.execute(text("DELETE FROM stages WHERE name = 'assemble'"))
+        transaction.execute(update(Batch).values(status="in_progress", finalizing_at=None))
+    tick.close_stalled(pipeline.resources.database)
+    assert pipeline.batch(batch_id).status is BatchStatus.FINALIZING
+    assert pipeline.finish(batch_id).status is BatchStatus.COMPLETED
+
+
+def test_a_batch_that_works_is_not_closed(pipeline: Pipeline) -> None:
+    batch_id = submitted(pipeline)
+    for step in (pipeline.validate, pipeline.plan):
+        tick.close_stalled(pipeline.resources.database)
+        assert pipeline.batch(batch_id).status not in TERMINAL
+        step()
+    tick.close_stalled(pipeline.resources.database)
+    assert pipeline.batch(batch_id).status is BatchStatus.IN_PROGRESS
+    assert [shard.state for shard in pipeline.shards(batch_id)] == [ShardState.READY]
+
+
+def test_a_deleted_file_keeps_its_bytes_until_its_batch_has_ended(pipeline: Pipeline) -> None:
+    batch_id = submitted(pipeline)
+    storage, database = pipeline.resources.storage, pipeline.resources.database
+    with database.transaction() as transaction:
+        file = transaction.get_one(File, pipeline.batch(batch_id).input_file_id)
+        key = file.storage_key
+        file.deleted_at = session.now(transaction)
+    tick.tick(pipeline.resources)
+    assert storage.size(key) > 0
+    pipeline.run()
+    invariants.check(pipeline, batch_id)
+    tick.tick(pipeline.resources)
+    assert list(storage.list(key)) == []
+    with database.transaction() as transaction:
+        assert transaction.get_one(File, file.id).removed_at is not None
+
+
+def test_a_file_past_its_time_leaves_and_its_bytes_go(pipeline: Pipeline) -> None:
+    batch_id = submitted(pipeline)
+    pipeline.run()
+    with pipeline.resources.database.transaction() as transaction:
+        file = transaction.get_one(File, pipeline.batch(batch_id).output_file_id)
+        file.expires_at = session.now(transaction)
+        key = file.storage_key
+    tick.tick(pipeline.resources)
+    assert list(pipeline.resources.storage.list(key)) == []
+    with pipeline.resources.database.transaction() as transaction:
+        assert transaction.get_one(File, file.id).deleted_at is not None
+
+
+def test_a_worker_not_heard_of_is_forgotten(pipeline: Pipeline) -> None:
+    lease = pipeline.resources.settings.lease
+    with pipeline.resources.database.transaction() as transaction:
+        now = session.now(transaction)
+        workers.beat(transaction, "gone", ["a"], now - lease * (tick.SILENT_LEASES + 1))
+        workers.beat(transaction, "here", ["b"], now)
+        assert workers.served(transaction) == {"a", "b"}
+    tick.tick(pipeline.resources)
+    with pipeline.resources.database.transaction() as transaction:
+        assert workers.served(transaction) == {"b"}
+
+
+def test_an_engine_process_serves_its_models_beats_and_leaves(pipeline: Pipeline) -> None:
+    batch_id = submitted(pipeline)
+    pipeline.validate()
+    pipeline.plan()
+
+    def names() -> list[str]:
+        with pipeline.resources.database.transaction() as transaction:
+            return list(transaction.scalars(select(Worker.name)))
+
+    with serving(pipeline.resources) as process:
+        assert names() == [pipeline.resources.name]
+        process.drain("stub-embed")
+        process.drain("nobody")
+    assert names() == []
+    pipeline.assemble()
+    pipeline.clean()
+    assert invariants.check(pipeline, batch_id).status is BatchStatus.COMPLETED
+
+
+def test_a_stopped_engine_process_claims_nothing(pipeline: Pipeline) -> None:
+    batch_id = submitted(pipeline)
+    pipeline.validate()
+    pipeline.plan()
+    with serving(pipeline.resources) as process:
+        assert isinstance(process, EngineProcess)
+        process.stop()
+        process.drain("stub-embed")
+    assert [shard.attempt for shard in pipeline.shards(batch_id)] == [0]
+
+
+def test_serving_a_model_that_is_not_in_the_catalog_is_refused(pipeline: Pipeline) -> None:
+    wrong = pipeline.resources.worker_settings.model_copy(update={"serve": ("nobody",)})
+    refused = serving(replace(pipeline.resources, worker_settings=wrong))
+    with pytest.raises(UnknownModel, match="nobody"):
+        refused.__enter__()
+
+
+def test_one_process_of_a_cpu_worker_is_kept_free(pipeline: Pipeline) -> None:
+    for _ in range(4):
+        submitted(pipeline, 1)
+    held = pipeline.resources.worker_settings.cpu_slots - 1
+    with pipeline.resources.database.transaction() as transaction:
+        now = session.now(transaction)
+        for _ in range(held):
+            queue.claim_stage(
+                transaction,
+                StageName.VALIDATE,
+                worker=pipeline.resources.name,
+                now=now,
+                lease=timedelta(seconds=30),
+            )
+    pipeline.validate()
+    with pipeline.resources.database.transaction() as transaction:
+        assert queue.stages_held(transaction, worker=pipeline.resources.name) == held
+        assert queue.ready_stages(transaction, session.now(transaction)) == [StageName.VALIDATE]
+
+
+def test_nothing_waits_for_another_for_ever(pipeline: Pipeline) -> None:
+    """Write-backs, renewals, ticks, cancels and expiry of the same batches, all at once."""
+    small = pipeline.having(shard_s=0.003, flush_s=0.000_001)
+    ids = [submitted(small, 30) for _ in range(4)]
+    small.validate()
+    small.plan()
+    start = threading.Barrier(6)
+
+    def work() -> None:
+        with small.engine(make=lambda: Watched(Counter(), results_per_step=1)) as drain:
+            start.wait(20)
+            drain.run()
+
+    def disturb(batch_id: UUID, *, cancel: bool) -> None:
+        start.wait(20)
+        for round_ in range(15):
+            tick.tick(small.resources)
+            if round_ == 5:
+                small.cancel(batch_id) if cancel else small.end_window(batch_id)
+
+    def look() -> None:
+        start.wait(20)
+        for _ in range(15):
+            tick.reap(small.resources.database)
+            tick.close_due(small.resources.database)
+            tick.close_stalled(small.resources.database)
+
+    with running(
+        work,
+        work,
+        work,
+        lambda: disturb(ids[0], cancel=True),
+        lambda: disturb(ids[1], cancel=False),
+        look,
+    ):
+        pass
+    with small.resources.database.transaction() as transaction:
+        # One would be resolved by Postgres and retried by us, and so not be seen otherwise.
+        query = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        assert transaction.execute(text(query)).scalar_one() == 0
+    found = []
+    for batch_id in ids:
+        small.finish(batch_id)
+        found.append(invariants.check(small, batch_id).status)
+    assert found[0] in {BatchStatus.CANCELLED, BatchStatus.COMPLETED}
+    assert found[1] in {BatchStatus.EXPIRED, BatchStatus.COMPLETED}
+    assert found[2:] == [BatchStatus.COMPLETED] * 2
