@@ -7,6 +7,8 @@ BIN := .venv/bin
 # Pinned versions. pip takes whichever build of torch its index offers: CPU or CUDA.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= 2
+# Bytecode goes into the environment too: the tree stays as it was checked out.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 
 .PHONY: demo test setup check format bench clean lock
 

@@ -1,4 +1,4 @@
-"""Do the migrations make exactly the tables that the models describe? `python -m tests.alembic_check`."""
+"""Do the migrations make exactly the tables that the models describe?"""
 
 import tempfile
 from pathlib import Path

@@ -82,7 +82,8 @@ def stack(folder: Path, home: Path) -> Iterator[dict[str, str]]:
     """A stack with stub models; gives the client's environment."""
     catalog = folder / "models.toml"
     catalog.write_text(CATALOG, encoding="utf-8")
-    environment = {**os.environ, "HALFRATE_CATALOG": str(catalog)}
+    # Handed on to the stack, with one setting changed.
+    environment = {**os.environ, "HALFRATE_CATALOG": str(catalog)}  # noqa: TID251
     command = [HALFRATE, "up", "--home", str(home), "--detach"]
     subprocess.run(command, check=True, env=environment)
     try:

@@ -173,7 +173,15 @@ def doubled(storage: Storage, batch_id: UUID) -> None:
     storage.put(key, data.split(b"\n", 1)[0] + b"\n" + data)
 
 
-@pytest.mark.parametrize("damage", [lost, doubled])
+def one_for_another(storage: Storage, batch_id: UUID) -> None:
+    """The number is right, and yet one line stands twice and another not at all."""
+    key = next(iter(storage.list(f"parts/{batch_id.hex}/")))
+    first, second, rest = storage.read(key).split(b"\n", 2)
+    assert first != second
+    storage.put(key, b"\n".join([first, first, rest]))
+
+
+@pytest.mark.parametrize("damage", [lost, doubled, one_for_another])
 def test_files_that_would_not_hold_every_line_once_are_not_published(
     pipeline: Pipeline, damage: Callable[[Storage, UUID], None]
 ) -> None:

@@ -1,6 +1,7 @@
 """Does every file of tests/cases come to what its expected.json says?"""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 
 from service.batch import BatchStatus
+from service.stack.parts import EmbeddedUrls
 from tests import invariants
-from tests.pipeline import Pipeline
+from tests.integration.api_server import Server, api_server
+from tests.pipeline import MODELS, Pipeline
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -22,13 +25,13 @@ class Case:
     expected: dict[str, Any]
 
 
-def cases(folder: Path) -> list[Any]:
-    """Those whose upload is taken; what the API refuses at the door is tested there."""
+def cases(folder: Path, *, upload: int | None = 200) -> list[Any]:
+    """Those whose upload is answered so; None: all."""
     entries = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
     return [
         pytest.param(Case(folder / f"{name}.jsonl", expected), id=name)
         for name, expected in entries.items()
-        if expected["upload"] == 200
+        if upload in (None, expected["upload"])
     ]
 
 
@@ -66,3 +69,26 @@ def test_a_case_comes_to_what_is_expected(pipeline: Pipeline, case: Case) -> Non
         error = line["response"]["body"]["error"]
         assert error["message"]
         assert error["param"] == expected.get("param", {}).get(line["custom_id"], error["param"])
+
+
+@pytest.fixture(scope="module")
+def server(urls: EmbeddedUrls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The API, for what happens at the door."""
+    path = tmp_path_factory.mktemp("cases") / "models.toml"
+    path.write_text(MODELS, encoding="utf-8")
+    with api_server(urls, path) as running:
+        yield running
+
+
+@pytest.mark.parametrize("case", [*cases(CASES, upload=None), *cases(CASES / "more", upload=None)])
+def test_the_upload_of_a_case_is_taken_or_refused(server: Server, case: Case) -> None:
+    name, data = case.expected["filename"], case.file.read_bytes()
+    api = server.project()
+    reply = api.post_file(files={"file": (name, data)}, data={"purpose": "batch"})
+    assert reply.status_code == case.expected["upload"], reply.text
+    if reply.status_code == 200:
+        assert reply.json()["bytes"] == len(data)
+        with api.http() as http:
+            assert http.get(f"/v1/files/{reply.json()['id']}/content").content == data
+    else:
+        assert set(reply.json()["error"]) == {"message", "type", "param", "code"}

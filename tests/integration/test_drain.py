@@ -1,5 +1,6 @@
 """What comes of lines whose engine fails, in every way that an engine can fail?"""
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -148,25 +149,38 @@ def test_shards_that_share_a_broken_engine_are_no_suspects_for_ever(pipeline: Pi
     """Both are in the engine when it breaks: neither is blamed before it broke it alone."""
     small = pipeline.having(shard_s=0.001)
     batch_id = planned(small, ["an innocent", "break it"])
-    together: Counter[str] = Counter()
+
+    made: list[Breaking] = []
 
     class Meeting(Breaking):
-        """Waits for both before its first step."""
+        """The first waits for both; the later ones give a companion some time to come."""
+
+        patience = 0
+
+        def submit(self, requests: Any) -> None:
+            self.patience = 30
+            super().submit(requests)
 
         def step(self) -> Any:
-            if len(together) < 2:
+            if len(self._waiting) < 2 and (self is made[0] or self.patience):
+                self.patience -= 1
+                threading.Event().wait(0.01)
                 return []
             return super().step()
 
-    with small.engine(make=lambda: Meeting(together)) as drain:
+    def make() -> Breaking:
+        made.append(Meeting(Counter()))
+        return made[-1]
+
+    with small.engine(make=make) as drain:
         for _ in range(8):
             small.skip_waits()
             with running(drain.run, drain.run):
                 pass
-    assert {shard.state for shard in small.shards(batch_id)} == {ShardState.DONE}
-    assert max(shard.failures for shard in small.shards(batch_id)) == (
-        small.resources.settings.max_attempts
-    )
+    innocent, breaking = sorted(small.shards(batch_id), key=lambda shard: shard.lines)
+    assert (innocent.state, breaking.state) == (ShardState.DONE, ShardState.DONE)
+    assert (innocent.failures, innocent.deaths) == (0, 1)
+    assert breaking.failures == small.resources.settings.max_attempts
     small.finish(batch_id)
     invariants.check(small, batch_id)
     assert [line["custom_id"] for line in small.output(batch_id)] == ["0"]

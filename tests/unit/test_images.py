@@ -85,8 +85,7 @@ def test_everything_an_image_copies_is_in_the_repository_and_seen_by_the_build(f
 
 def test_the_worker_image_holds_every_package_and_the_service_image_no_worker() -> None:
     configuration = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    include = configuration["tool"]["setuptools"]["packages"]["find"]["include"]
-    packages = {pattern.removesuffix("*") for pattern in include}
+    packages = set(configuration["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
     copied = {
         folder: {line.split()[0] for line in instructions(folder, "COPY")} & packages
         for folder in DOCKERFILES
