@@ -11,6 +11,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
+import structlog
 from psycopg import sql
 from sqlalchemy import text
 
@@ -56,12 +57,17 @@ def _stages(urls: EmbeddedUrls, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def resources(_stages: Resources) -> Resources:
+def resources(_stages: Resources) -> Iterator[Resources]:
     """What a worker process holds; the database is empty."""
     tables = ", ".join(table.name for table in Base.metadata.sorted_tables)
     with _stages.database.transaction() as transaction:
         transaction.execute(text(f"TRUNCATE {tables} CASCADE"))
-    return _stages
+    configured = structlog.get_config()
+    # The pretty tracebacks take most of a second each.
+    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[structlog.stdlib.add_log_level, plain])
+    yield _stages
+    structlog.configure(**configured)
 
 
 @pytest.fixture

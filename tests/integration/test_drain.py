@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from tests import invariants
 from tests.pipeline import Pipeline, embedding_line
 from tests.stand_ins import Breaking, Failing, Misshapen, Watched
 from tests.threads import running, wait_until
-from worker import execute
+from worker import execute, retry
 from worker.resources import Resources
 
 
@@ -83,6 +84,18 @@ def test_out_of_memory_is_tried_again_in_a_new_shard_and_is_final_in_the_end(
     tries = pipeline.resources.settings.max_attempts
     assert seen == {"fine": 1, "fine too": 1, "out_of_memory x": tries, "out_of_memory y": tries}
     assert [row.attempts for row in pipeline.line_rows(batch_id)] == [1, tries, 1, tries]
+
+
+def test_a_retry_shard_waits_for_the_last_of_its_lines(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_id = planned(pipeline, ["out_of_memory x", "out_of_memory y"])
+    monkeypatch.setattr(retry, "luck", iter([0.9, 0.0]).__next__)
+    with pipeline.resources.database.transaction() as transaction:
+        before = session.now(transaction)
+    pipeline.drain(make=lambda: Failing(Counter()))
+    again = pipeline.shards(batch_id)[1]
+    assert again.not_before >= before + timedelta(seconds=0.9 * retry.FIRST_DELAY_S)
 
 
 def test_out_of_memory_that_passes_leaves_no_trace_in_the_files(pipeline: Pipeline) -> None:

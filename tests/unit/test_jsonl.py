@@ -83,11 +83,11 @@ def test_a_line_over_the_limit_leaves_its_neighbours() -> None:
 
 
 def test_a_line_over_the_limit_is_not_kept_in_memory() -> None:
-    chunk, chunks = b"x" * 65_536, 500
+    size, chunks = 65_536, 500
 
     def arriving() -> Iterator[bytes]:
         for _ in range(chunks):
-            yield chunk
+            yield b"x" * size
 
     tracemalloc.start()
     try:
@@ -95,7 +95,7 @@ def test_a_line_over_the_limit_is_not_kept_in_memory() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert [(line.length, line.raw) for line in found] == [(len(chunk) * chunks, None)]
+    assert [(line.length, line.raw) for line in found] == [(size * chunks, None)]
     assert peak < 1_000_000
 
 
