@@ -5,6 +5,7 @@ once at a process's entry point and handed down.
 """
 
 from datetime import timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,30 @@ class Files(BaseSettings):
     log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR.")
 
 
-class Settings(Files):
+class UnknownParameters(StrEnum):
+    """What comes of a parameter of a line's body that no endpoint of the reference has."""
+
+    ERROR = "error"
+    IGNORE = "ignore"
+
+
+class Limits(Files):
+    """What a file and a line may hold; needs no running part."""
+
+    max_file_bytes: PositiveInt = Field(512 * MIB, description="Largest POST /v1/files.")
+    max_body_bytes: PositiveInt = Field(1 * MIB, description="Largest JSON body of a request.")
+    max_lines: PositiveInt = Field(1_000_000, description="Most lines of a batch.")
+    max_line_bytes: PositiveInt = Field(10 * MIB, description="Longest line of an input file.")
+    max_inputs: PositiveInt = Field(2_048, description="Most embedding inputs of a line.")
+    max_errors: PositiveInt = Field(1_000, description="Validation errors kept of a batch.")
+    unknown_parameters: UnknownParameters = Field(
+        UnknownParameters.ERROR,
+        description="error: a parameter that nobody knows fails its line. ignore: it is dropped.",
+    )
+    file_days: PositiveFloat = Field(30, description="Days until a batch file expires by itself.")
+
+
+class Settings(Limits):
     """What the API and the workers need: the parts by URL, the limits and the rhythm."""
 
     database_url: SecretStr = Field(description="postgresql://user:password@host:port/database")
@@ -48,14 +72,6 @@ class Settings(Files):
     host: str = Field("127.0.0.1", description="Address the API listens on.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port of the API.")
     database_pool: PositiveInt = Field(16, description="Database connections per process.")
-
-    max_file_bytes: PositiveInt = Field(512 * MIB, description="Largest POST /v1/files.")
-    max_body_bytes: PositiveInt = Field(1 * MIB, description="Largest JSON body of a request.")
-    max_lines: PositiveInt = Field(1_000_000, description="Most lines of a batch.")
-    max_line_bytes: PositiveInt = Field(10 * MIB, description="Longest line of an input file.")
-    max_inputs: PositiveInt = Field(2_048, description="Most embedding inputs of a line.")
-    max_errors: PositiveInt = Field(1_000, description="Validation errors kept of a batch.")
-    file_days: PositiveFloat = Field(30, description="Days until a batch file expires by itself.")
 
     lease_s: PositiveFloat = Field(30, description="A claim falls after so long without renewal.")
     renew_s: PositiveFloat = Field(10, description="A claim is renewed this often.")
