@@ -6,6 +6,7 @@
     ├── Forbidden             403
     ├── NotFound              404
     │   └── BatchOnly         404 batch_only
+    ├── TooSlow               408
     ├── Conflict              409, not to be retried
     ├── TooLarge              413
     ├── RateLimited           429
@@ -70,6 +71,19 @@ class BatchOnly(NotFound):
     """A live call; this service answers lines of batches only."""
 
     code = "batch_only"
+
+
+class TooSlow(ServiceError):
+    """The request's body stopped coming."""
+
+    status = 408
+    kind = "invalid_request_error"
+    code = "request_timeout"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        # What is still to come of the body is not waited for.
+        self.headers = {"connection": "close"}
 
 
 class Conflict(ServiceError):

@@ -73,6 +73,13 @@ class Settings(Limits):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port of the API.")
     database_pool: PositiveInt = Field(16, description="Database connections per process.")
 
+    requests_per_minute: PositiveInt | None = Field(
+        None, description="Requests a minute that a key may make; unset: any number."
+    )
+    max_requests: PositiveInt = Field(
+        1_000, description="Requests an API process works on at once; more get 503."
+    )
+
     lease_s: PositiveFloat = Field(30, description="A claim falls after so long without renewal.")
     renew_s: PositiveFloat = Field(10, description="A claim is renewed this often.")
     flush_s: PositiveFloat = Field(5, description="Finished lines are written back this often.")

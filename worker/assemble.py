@@ -155,8 +155,11 @@ def _read_run(run: Path) -> Iterator[Record]:
 
 
 def _read_part(storage: Storage, key: str) -> Iterator[Record]:
-    position, rest = 0, b""
-    while block := storage.read(key, position, BLOCK):
+    position, rest, more = 0, b"", True
+    while more:
+        block = storage.read(key, position, BLOCK)
+        # A short block is the last: most parts are one read, and none is read behind its end.
+        more = len(block) == BLOCK
         position += len(block)
         *ends, rest = (rest + block).split(b"\n")
         for raw in ends:

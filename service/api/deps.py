@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from service.api.rate import RateLimiter
 from service.catalog import Catalog
 from service.db.session import Database
 from service.settings import Settings
@@ -21,10 +22,14 @@ class Parts:
     storage: Storage
     waker: Waker
     catalog: Catalog
+    limiter: RateLimiter | None
 
 
-def parts_of(request: Request) -> Parts:
-    """The parts of the app that serves this request."""
+async def parts_of(request: Request) -> Parts:
+    """The parts of the app that serves this request.
+
+    A coroutine, since the framework would take a thread for a plain function.
+    """
     parts = request.app.state.parts
     if not isinstance(parts, Parts):
         raise TypeError("create_app has not set the parts")

@@ -15,6 +15,7 @@ from service.errors import (
     RateLimited,
     ServiceError,
     TooLarge,
+    TooSlow,
     Unauthenticated,
     Unavailable,
 )
@@ -31,6 +32,7 @@ ALL = [
     (Forbidden("no"), 403, "permission_error", "insufficient_permissions"),
     (NotFound("no"), 404, "invalid_request_error", "not_found"),
     (BatchOnly("no"), 404, "invalid_request_error", "batch_only"),
+    (TooSlow("no"), 408, "invalid_request_error", "request_timeout"),
     (Conflict("no"), 409, "invalid_request_error", "conflict"),
     (TooLarge("no"), 413, "invalid_request_error", "file_too_large"),
     (RateLimited("no", retry_after=7), 429, "rate_limit_error", "rate_limit_exceeded"),
