@@ -172,12 +172,16 @@ class Catalog(BaseModel):
         """The model of that id, or None."""
         return next((model for model in self.models if model.id == model_id), None)
 
+    def serving(self, endpoint: str) -> frozenset[str]:
+        """The ids of the models that answer a batch of that endpoint."""
+        return frozenset(model.id for model in self.models if endpoint in endpoints_of(model.kind))
+
 
 def endpoints_of(kind: ModelKind) -> frozenset[str]:
     """The batch endpoints that a model of this kind answers."""
     match kind:
         case ModelKind.GENERATE:
-            return frozenset({"/v1/chat/completions", "/v1/completions"})
+            return frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
         case ModelKind.EMBED:
             return frozenset({"/v1/embeddings"})
         case ModelKind.CLASSIFY | ModelKind.SCORE:

@@ -8,6 +8,7 @@
     │   └── BatchOnly         404 batch_only
     ├── TooSlow               408
     ├── Conflict              409, not to be retried
+    │   └── KeyReused         409 idempotency_key_reused
     ├── TooLarge              413
     ├── RateLimited           429
     └── Unavailable           503, to be retried
@@ -97,6 +98,12 @@ class Conflict(ServiceError):
         super().__init__(message, param=param, code=code)
         # The official client retries 409 unless told not to.
         self.headers = {"x-should-retry": "false"}
+
+
+class KeyReused(Conflict):
+    """The idempotency key was used for a call of other content."""
+
+    code = "idempotency_key_reused"
 
 
 class TooLarge(ServiceError):

@@ -19,7 +19,13 @@ _EXPECTED = {
     "model_attributes": "an object",
     "list": "an array",
     "tuple": "an array",
+    "object": "an object",
+    "content": "a string or an array of text parts",
+    "input": "a string or an array of messages",
 }
+
+# What JSON calls them.
+_WORDS = {"dictionary ": "object ", "list ": "array ", " after validation": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +54,15 @@ def first_fault(
 
 
 def _fault(detail: Mapping[str, Any], path: Sequence[int | str]) -> Fault:
-    place = ".".join(str(step) for step in path)
-    if len(place) > LONGEST_PARAM:
-        place = place[:LONGEST_PARAM] + "…"
+    place = shortened(".".join(str(step) for step in path))
     param, kind = place or None, str(detail["type"])
     if kind == "missing":
         return Fault(f"Missing required parameter: '{place}'.", param, "missing_required_parameter")
     if kind == "extra_forbidden":
         return Fault(f"Unknown parameter: '{place}'.", param, "unknown_parameter")
+    if kind == "unsupported_parameter":
+        message = f"Unsupported parameter: '{place}' is not supported with this model."
+        return Fault(message, param, kind)
     if kind.endswith(("_type", "_parsing")):
         stem = kind.removesuffix("_type").removesuffix("_parsing")
         expected = _EXPECTED.get(stem, stem.replace("_", " "))
@@ -67,7 +74,14 @@ def _fault(detail: Mapping[str, Any], path: Sequence[int | str]) -> Fault:
     if kind == "string_unicode":
         reason = "not valid Unicode"
     reason = reason[:1].lower() + reason[1:]
+    for ours, theirs in _WORDS.items():
+        reason = reason.replace(ours, theirs)
     return Fault(f"Invalid value for '{place}': {reason}.", param, "invalid_value")
+
+
+def shortened(place: str) -> str:
+    """`place`, cut where it is longer than a message should be."""
+    return place if len(place) <= LONGEST_PARAM else place[:LONGEST_PARAM] + "…"
 
 
 def a_kind(value: object) -> str:

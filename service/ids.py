@@ -13,10 +13,15 @@ class Prefix(StrEnum):
 
     FILE = "file-"
     BATCH = "batch_"
+    UPLOAD = "upload_"
+    PART = "part_"
     KEY = "key_"
     PROJECT = "proj_"
     LINE = "batch_req_"
     REQUEST = "req_"
+    WEBHOOK_ENDPOINT = "we_"
+    EVENT = "evt_"
+    DELIVERY = "wh_"
 
 
 def new_id() -> UUID:

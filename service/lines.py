@@ -23,6 +23,7 @@ SUBJECTS = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
     "/v1/embeddings": "input",
+    "/v1/responses": "input",
 }
 """What a body is about, by endpoint: the one key it cannot do without beside `model`."""
 
@@ -113,6 +114,8 @@ def _why_not_json(text: str, reason: str) -> str:
         return "This line is not parseable as valid JSON."
     except ValueError:  # an integer of more digits than Python converts
         return "This line is not parseable as valid JSON: a number has too many digits."
+    if "infinity" in reason:
+        return "This line is not parseable as valid JSON: a number is too large."
     if "surrogate" in reason:
         return "This line is not parseable as valid JSON: a surrogate stands alone."
     return "This line is not parseable as valid JSON: it is nested too deeply."

@@ -46,6 +46,8 @@ class Limits(Files):
     """What a file and a line may hold; needs no running part."""
 
     max_file_bytes: PositiveInt = Field(512 * MIB, description="Largest POST /v1/files.")
+    max_upload_bytes: PositiveInt = Field(8 * GIB, description="Largest file of POST /v1/uploads.")
+    max_part_bytes: PositiveInt = Field(64 * MIB, description="Largest part of an upload.")
     max_body_bytes: PositiveInt = Field(1 * MIB, description="Largest JSON body of a request.")
     max_lines: PositiveInt = Field(1_000_000, description="Most lines of a batch.")
     max_line_bytes: PositiveInt = Field(10 * MIB, description="Longest line of an input file.")
@@ -78,6 +80,13 @@ class Settings(Limits):
     )
     max_requests: PositiveInt = Field(
         1_000, description="Requests an API process works on at once; more get 503."
+    )
+
+    upload_hours: PositiveFloat = Field(1, description="Hours until an upload expires.")
+    idempotency_hours: PositiveFloat = Field(24, description="Hours an Idempotency-Key is kept.")
+
+    webhook_private_addresses: bool = Field(
+        False, description="Webhooks may reach private addresses, such as this network's own."
     )
 
     lease_s: PositiveFloat = Field(30, description="A claim falls after so long without renewal.")

@@ -1,7 +1,8 @@
 """How are bytes put into and read from the S3 store, by the API and by the workers alike?"""
 
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from datetime import datetime
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -208,6 +209,22 @@ class Storage:
             for page in pages.paginate(Bucket=self.bucket, Prefix=prefix):
                 for found in page.get("Contents", ()):
                     yield found["Key"]
+
+    def abort_unfinished(self, before: datetime) -> int:
+        """Drop the multipart uploads that were begun before then: how many there were."""
+        number = 0
+        with _translated(self.bucket):
+            pages = self._client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self.bucket):
+                for found in page.get("Uploads", ()):
+                    if found["Initiated"] >= before:
+                        continue
+                    with suppress(MissingObject), _translated(found["Key"]):
+                        self._client.abort_multipart_upload(
+                            Bucket=self.bucket, Key=found["Key"], UploadId=found["UploadId"]
+                        )
+                        number += 1
+        return number
 
     def writer(self, key: str) -> "ObjectWriter":
         """An object written in pieces, there as a whole once the `with` block has ended well."""

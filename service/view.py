@@ -7,7 +7,8 @@ from uuid import UUID
 
 from service import catalog, ids
 from service.batch import TERMINAL, BatchStatus
-from service.db.models import Batch, File
+from service.db.models import Batch, File, Upload, UploadPart, WebhookEndpoint
+from service.upload import UploadStatus
 from service.wire import (
     BatchError,
     BatchErrors,
@@ -24,6 +25,11 @@ from service.wire import (
     OutputTokensDetails,
     Price,
     RequestCounts,
+    UploadObject,
+    UploadPartObject,
+    WebhookEndpointList,
+    WebhookEndpointObject,
+    WebhookEndpointWithSecret,
 )
 
 ERRORS_SHOWN = 1_000
@@ -54,6 +60,34 @@ def file_list(files: Sequence[File], *, limit: int) -> FileList:
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
         has_more=len(files) > limit,
+    )
+
+
+def upload_object(
+    upload: Upload, *, status: UploadStatus, file: File | None = None
+) -> UploadObject:
+    """A row as clients see it. `status` is the one of the moment, which the clock may have changed;
+    `file` what a completed one has become."""
+    return UploadObject(
+        id=ids.show(ids.Prefix.UPLOAD, upload.id),
+        object="upload",
+        bytes=upload.bytes,
+        created_at=_seconds(upload.created_at),
+        expires_at=_seconds(upload.expires_at),
+        filename=upload.filename,
+        purpose=upload.purpose,
+        status=status,
+        file=None if file is None else file_object(file),
+    )
+
+
+def upload_part_object(part: UploadPart) -> UploadPartObject:
+    """A row as clients see it."""
+    return UploadPartObject(
+        id=ids.show(ids.Prefix.PART, part.id),
+        object="upload.part",
+        created_at=_seconds(part.created_at),
+        upload_id=ids.show(ids.Prefix.UPLOAD, part.upload_id),
     )
 
 
@@ -116,6 +150,42 @@ def model_object(model: catalog.Model) -> ModelObject:
                 batch_discount=plain(model.discount),
             ),
         ),
+    )
+
+
+def webhook_endpoint(endpoint: WebhookEndpoint) -> WebhookEndpointObject:
+    """A row as clients see it."""
+    return WebhookEndpointObject(
+        id=ids.show(ids.Prefix.WEBHOOK_ENDPOINT, endpoint.id),
+        object="webhook_endpoint",
+        created_at=_seconds(endpoint.created_at),
+        updated_at=_seconds(endpoint.updated_at),
+        name=endpoint.name,
+        url=endpoint.url,
+        event_types=endpoint.event_types,
+        signing_secret_hint=endpoint.secret_hint,
+    )
+
+
+def webhook_endpoint_with_secret(
+    endpoint: WebhookEndpoint, secret: str
+) -> WebhookEndpointWithSecret:
+    """A row as clients see it when its secret was made."""
+    shown = webhook_endpoint(endpoint)
+    return WebhookEndpointWithSecret(**shown.model_dump(), signing_secret=secret)
+
+
+def webhook_endpoint_list(
+    endpoints: Sequence[WebhookEndpoint], *, limit: int
+) -> WebhookEndpointList:
+    """A page, made of up to `limit` + 1 rows: the one too many says that there is more."""
+    data = [webhook_endpoint(each) for each in endpoints[:limit]]
+    return WebhookEndpointList(
+        object="list",
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(endpoints) > limit,
     )
 
 

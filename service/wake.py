@@ -54,6 +54,10 @@ class Waker:
         """An ended batch has parts to remove."""
         self._send("clean", CPU_QUEUE)
 
+    def deliver(self) -> None:
+        """A webhook endpoint is to be told something."""
+        self._send("deliver", CPU_QUEUE)
+
     def drain(self, model: str) -> None:
         """There are shards of that model."""
         self._send("drain", engine_queue(model), model)

@@ -10,6 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from service.batch import BatchStatus
 from service.catalog import ModelKind
+from service.targets import LONGEST_URL
+from service.upload import UploadStatus
+from service.webhook import EventType
 
 EXPIRES_AFTER_MIN_S = 3_600
 EXPIRES_AFTER_MAX_S = 2_592_000
@@ -17,6 +20,10 @@ WINDOW_MAX_H = 168
 MAX_METADATA_PAIRS = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
+MAX_FILENAME = 255
+MAX_WEBHOOK_NAME = 255
+MAX_PARTS = 10_000
+"""Most parts of an upload; their ids fit into one request body."""
 
 _WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 
@@ -75,6 +82,10 @@ def _is_window(text: str) -> str:
     return text
 
 
+def _once_each(events: list[EventType]) -> list[EventType]:
+    return list(dict.fromkeys(events))
+
+
 def _text(most: int) -> StringConstraints:
     return StringConstraints(strict=True, max_length=most)
 
@@ -101,6 +112,62 @@ class CreateBatch(Request):
     output_expires_after: ExpiresAfter | None = None
 
 
+class CreateUpload(Request):
+    """POST /v1/uploads."""
+
+    bytes: Annotated[int, Field(ge=1)]
+    filename: Annotated[str, StringConstraints(min_length=1, max_length=MAX_FILENAME)]
+    mime_type: Annotated[
+        str, StringConstraints(min_length=1, max_length=MAX_FILENAME), AfterValidator(storable)
+    ]
+    purpose: Annotated[Purpose, Field(strict=False)]
+    expires_after: ExpiresAfter | None = None
+
+
+class CompleteUpload(Request):
+    """POST /v1/uploads/{upload_id}/complete."""
+
+    part_ids: Annotated[list[str], Field(min_length=1, max_length=MAX_PARTS)]
+    md5: Annotated[str, StringConstraints(pattern="^[0-9A-Fa-f]{32}$")] | None = None
+
+
+WebhookName = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_WEBHOOK_NAME), AfterValidator(storable)
+]
+WebhookUrl = Annotated[str, StringConstraints(max_length=LONGEST_URL), AfterValidator(storable)]
+EventTypes = Annotated[
+    list[Annotated[EventType, Field(strict=False)]], Field(min_length=1), AfterValidator(_once_each)
+]
+
+
+class CreateWebhookEndpoint(Request):
+    """POST /v1/webhook_endpoints."""
+
+    name: WebhookName
+    url: WebhookUrl
+    event_types: EventTypes
+
+
+class UpdateWebhookEndpoint(Request):
+    """POST /v1/webhook_endpoints/{webhook_endpoint_id}: what is left out stays as it is."""
+
+    name: WebhookName | None = None
+    url: WebhookUrl | None = None
+    event_types: EventTypes | None = None
+
+
+class RotateSecret(Request):
+    """POST /v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret."""
+
+    keep_old_secret_active_for_24_hours: bool = False
+
+
+class SampleEvent(Request):
+    """POST /v1/webhook_endpoints/{webhook_endpoint_id}/test."""
+
+    event_type: Annotated[EventType, Field(strict=False)]
+
+
 class FileObject(Reply):
     """A file, as the reference shows it."""
 
@@ -113,6 +180,29 @@ class FileObject(Reply):
     purpose: str
     status: Literal["processed"]
     status_details: None
+
+
+class UploadObject(Reply):
+    """An upload, as the reference shows it; `file` is there once it is completed."""
+
+    id: str
+    object: Literal["upload"]
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: UploadStatus
+    file: FileObject | None
+
+
+class UploadPartObject(Reply):
+    """A part of an upload, as the reference shows it."""
+
+    id: str
+    object: Literal["upload.part"]
+    created_at: int
+    upload_id: str
 
 
 class FileDeleted(Reply):
@@ -231,6 +321,60 @@ class BatchList(Reply):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class WebhookEndpointObject(Reply):
+    """A webhook endpoint, as the reference shows it."""
+
+    id: str
+    object: Literal["webhook_endpoint"]
+    created_at: int
+    updated_at: int
+    name: str
+    url: str
+    event_types: list[str]
+    signing_secret_hint: str
+
+
+class WebhookEndpointWithSecret(WebhookEndpointObject):
+    """A webhook endpoint whose secret is shown, this once."""
+
+    signing_secret: str = Field(repr=False)
+
+
+class WebhookEndpointList(Reply):
+    """A page of webhook endpoints."""
+
+    object: Literal["list"]
+    data: list[WebhookEndpointObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class WebhookEndpointDeleted(Reply):
+    """A webhook endpoint that is gone."""
+
+    id: str
+    object: Literal["webhook_endpoint.deleted"]
+    deleted: Literal[True]
+
+
+class WebhookEndpointTest(Reply):
+    """What an endpoint answered to a sample event."""
+
+    object: Literal["webhook_endpoint.test"]
+    webhook_endpoint_id: str
+    event_type: EventType
+    status_code: int
+    success: Literal[True]
+
+
+class WebhookEventTypeList(Reply):
+    """What endpoints can be told of."""
+
+    object: Literal["list"]
+    data: list[EventType]
 
 
 class Price(Reply):

@@ -95,10 +95,11 @@ def _check_sums(pipeline: Pipeline, batch: Batch, output: list[dict[str, Any]]) 
         body = line["response"]["body"]
         model = pipeline.resources.catalog.get(body["model"])
         assert model is not None
+        used = body["usage"]
         each = cost(
             model,
-            input_tokens=body["usage"]["prompt_tokens"],
-            output_tokens=body["usage"].get("completion_tokens", 0),
+            input_tokens=used["input_tokens" if "input_tokens" in used else "prompt_tokens"],
+            output_tokens=used.get("output_tokens", used.get("completion_tokens", 0)),
         )
         standard, paid = standard + each.standard, paid + each.paid
     assert (standard, paid) == (batch.standard_cost, batch.paid_cost)

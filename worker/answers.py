@@ -1,20 +1,22 @@
 """What does an answered line look like in the output or error file?
 
-The bodies are the reference's objects (`CreateEmbeddingResponse`, `ChatCompletion`, `Completion`),
-so the official client's types read them.
+The bodies are the reference's objects (`CreateEmbeddingResponse`, `ChatCompletion`, `Completion`,
+`Response`), so the official client's types read them.
 """
 
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import orjson
 
-from engine.request import Embedding, Generation
-from service import bodies
+from engine.request import Embedding, FinishReason, Generation
 from service.batch import LineState
+from service.bodies.chat import ChatBody
+from service.bodies.completions import CompletionBody
+from service.bodies.responses import ResponsesBody
 from service.faults import Fault
 from service.ids import Prefix, new_id, show
 from worker.prompts import Embed, Generate
@@ -92,54 +94,148 @@ def _base64(vector: Embedding) -> str:
 def generated(
     line: int, custom_id: str, prompt: Generate, answers: Sequence[Generation], *, created: int
 ) -> Answered:
-    """A chat or completions line, its choices in order. A prompt shared by choices counts once."""
-    taken = sum(answer.input_tokens for answer in answers[:: prompt.choices])
-    cached = sum(answer.cached_tokens for answer in answers[:: prompt.choices])
-    made = sum(answer.output_tokens for answer in answers)
-    is_chat = isinstance(prompt.body, bodies.ChatBody)
-    body = {
-        "id": ("chatcmpl-" if is_chat else "cmpl-") + new_id().hex,
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": created,
-        "model": prompt.body.model,
-        "choices": [
-            (_chat_choice if is_chat else _text_choice)(index, answer)
-            for index, answer in enumerate(answers)
-        ],
-        "usage": {
-            "prompt_tokens": taken,
-            "completion_tokens": made,
-            "total_tokens": taken + made,
-            "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": 0},
-        },
-    }
+    """A line's choices in order. A prompt shared by choices counts once."""
+    usage = _Usage(
+        taken=sum(answer.input_tokens for answer in answers[:: prompt.choices]),
+        cached=sum(answer.cached_tokens for answer in answers[:: prompt.choices]),
+        made=sum(answer.output_tokens for answer in answers),
+    )
+    match prompt.body:
+        case ChatBody():
+            body = _chat_completion(prompt.body, answers, usage, created)
+        case CompletionBody():
+            body = _completion(prompt.body, answers, usage, created)
+        case ResponsesBody():
+            body = _response(prompt.body, answers[0], usage, created)
+        case unreachable:
+            assert_never(unreachable)
     return Answered(
         line,
         custom_id,
         200,
         body,
-        input_tokens=taken,
-        cached_tokens=cached,
-        output_tokens=made,
+        input_tokens=usage.taken,
+        cached_tokens=usage.cached,
+        output_tokens=usage.made,
     )
 
 
-def _chat_choice(index: int, answer: Generation) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    taken: int
+    cached: int
+    made: int
+
+    def of_completion(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.taken,
+            "completion_tokens": self.made,
+            "total_tokens": self.taken + self.made,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+
+    def of_response(self) -> dict[str, Any]:
+        return {
+            "input_tokens": self.taken,
+            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
+            "output_tokens": self.made,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.taken + self.made,
+        }
+
+
+def _chat_completion(
+    asked: ChatBody, answers: Sequence[Generation], usage: _Usage, created: int
+) -> dict[str, Any]:
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": answer.finish_reason,
+        }
+        for index, answer in enumerate(answers)
+    ]
     return {
-        "index": index,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
-        "logprobs": None,
-        "finish_reason": answer.finish_reason,
+        "id": f"chatcmpl-{new_id().hex}",
+        "object": "chat.completion",
+        "created": created,
+        "model": asked.model,
+        "choices": choices,
+        "usage": usage.of_completion(),
     }
 
 
-def _text_choice(index: int, answer: Generation) -> dict[str, Any]:
+def _completion(
+    asked: CompletionBody, answers: Sequence[Generation], usage: _Usage, created: int
+) -> dict[str, Any]:
+    choices = [
+        {
+            "index": index,
+            "text": answer.text,
+            "logprobs": None,
+            "finish_reason": answer.finish_reason,
+        }
+        for index, answer in enumerate(answers)
+    ]
     return {
-        "index": index,
-        "text": answer.text,
-        "logprobs": None,
-        "finish_reason": answer.finish_reason,
+        "id": f"cmpl-{new_id().hex}",
+        "object": "text_completion",
+        "created": created,
+        "model": asked.model,
+        "choices": choices,
+        "usage": usage.of_completion(),
+    }
+
+
+def _response(
+    asked: ResponsesBody, answer: Generation, usage: _Usage, created: int
+) -> dict[str, Any]:
+    """What was asked stands in it too, as in the reference's, and the values that were taken."""
+    cut = answer.finish_reason is FinishReason.LENGTH
+    status = "incomplete" if cut else "completed"
+    return {
+        "id": f"resp_{new_id().hex}",
+        "object": "response",
+        "created_at": created,
+        "status": status,
+        "background": False,
+        "completed_at": None if cut else created,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "model": asked.model,
+        "output": [_message(answer, status)],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": asked.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": asked.safety_identifier,
+        "service_tier": "default",
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "truncation": "disabled",
+        "usage": usage.of_response(),
+        "user": asked.user,
+        "metadata": asked.metadata or {},
+    }
+
+
+def _message(answer: Generation, status: str) -> dict[str, Any]:
+    text = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
+    return {
+        "id": f"msg_{new_id().hex}",
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [text],
     }
 
 

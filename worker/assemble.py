@@ -216,3 +216,4 @@ def _publish(
         raise
     log.info("batch ended", batch=batch.id.hex, status=status)
     resources.waker.clean()
+    resources.waker.deliver()

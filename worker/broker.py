@@ -11,6 +11,9 @@ from service import logs
 from service.settings import Settings
 from service.wake import CPU_QUEUE
 
+ABORT_S = 900.0
+"""So often the store is asked for writes that nobody will finish; a listing costs it something."""
+
 
 def make_app(settings: Settings, *, include: tuple[str, ...]) -> Celery:
     """A Celery app on the settings' broker; `include` names the modules that hold its tasks."""
@@ -31,7 +34,12 @@ def make_app(settings: Settings, *, include: tuple[str, ...]) -> Celery:
                 "schedule": settings.tick_s,
                 # A tick that waited longer than the next few is worth nothing.
                 "options": {"queue": CPU_QUEUE, "expires": settings.tick_s * 3},
-            }
+            },
+            "abort_abandoned": {
+                "task": "halfrate.abort_abandoned",
+                "schedule": ABORT_S,
+                "options": {"queue": CPU_QUEUE, "expires": ABORT_S},
+            },
         },
     )
     return app

@@ -20,7 +20,7 @@ from engine.request import (
     Result,
 )
 from engine.surface import TokenizerLike
-from service import bodies
+from service.bodies.check import InvalidBody, Rules
 from service.catalog import Model
 from service.clock import Clock
 from service.db import batches, lines, queue, session
@@ -159,11 +159,11 @@ class ShardRun:
                 endpoint=endpoint,
                 model=self._on.model,
                 tokenizer=self._on.tokenizer,
-                max_inputs=self._resources.settings.max_inputs,
+                rules=Rules.of(self._resources.settings),
                 line_seed=prompts.seed_of(lease.batch_id, row.line),
             )
             self._check_dimensions(prompt)
-        except bodies.InvalidBody as invalid:
+        except InvalidBody as invalid:
             self._finished.append(answers.refused(row.line, row.custom_id, invalid.fault))
             return
         requests = prompts.requests(prompt, key=(lease.id, lease.attempt, row.line))
@@ -179,7 +179,7 @@ class ShardRun:
                 f"Invalid value for 'dimensions': this model makes vectors of {own} dimensions, "
                 f"not of {prompt.body.dimensions}."
             )
-            raise bodies.InvalidBody(Fault(message, "dimensions", "invalid_value"))
+            raise InvalidBody(Fault(message, "dimensions", "invalid_value"))
 
     def _collect(self) -> None:
         for result in self._inbox.take(POLL_S):
@@ -227,7 +227,9 @@ class ShardRun:
             case retry.Again(at):
                 self._later.append(_Later(row.line, failure, at))
             case retry.Final(status_code):
-                fault = Fault(result.message, result.param, failure)
+                fault = Fault(
+                    result.message, prompts.param_of(running.prompt, result.param), failure
+                )
                 self._finished.append(
                     answers.refused(row.line, row.custom_id, fault, status_code=status_code)
                 )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 
 from engine.surface import TokenizerLike
-from service import bodies
+from service.bodies.check import InvalidBody, Rules
 from service.catalog import Catalog, Model, ModelKind
 from service.db import batches, queue, session, workers
 from service.db.models import Batch, File
@@ -102,6 +102,7 @@ class _Counter:
         self._resources = resources
         self._endpoint = endpoint
         self._kept = kept
+        self._rules = Rules.of(resources.settings)
         self._indices: dict[str, int] = {}
         self._tokenizers: dict[str, tuple[Model, TokenizerLike] | None] = {}
 
@@ -143,9 +144,9 @@ class _Counter:
                 endpoint=self._endpoint,
                 model=model,
                 tokenizer=tokenizer,
-                max_inputs=self._resources.settings.max_inputs,
+                rules=self._rules,
             )
-        except bodies.InvalidBody:
+        except InvalidBody:
             return 1, 0
         taken = sum(len(sequence) for sequence in prompt.sequences)
         if isinstance(prompt, prompts.Embed):

@@ -6,34 +6,38 @@ The one place that turns bodies into engine requests: the plan counts by it, the
 import hashlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 from uuid import UUID
 
 from engine.errors import TemplateError
 from engine.request import EmbedRequest, GenerateRequest, Request, Sampling
 from engine.surface import TokenizerLike
-from service import bodies
+from service.bodies import check
+from service.bodies.chat import ChatBody
+from service.bodies.check import InvalidBody, Rules
+from service.bodies.completions import CompletionBody
+from service.bodies.embeddings import EmbeddingsBody
+from service.bodies.responses import ResponsesBody
 from service.catalog import Model
 from service.faults import Fault
+from service.lines import SUBJECTS
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-EMBEDDINGS = "/v1/embeddings"
+Generating = ChatBody | CompletionBody | ResponsesBody
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
     """An embeddings line: one sequence an input."""
 
-    body: bodies.EmbeddingsBody
+    body: EmbeddingsBody
     sequences: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """A chat or completions line: `choices` answers to each prompt."""
+    """A chat, completions or responses line: `choices` answers to each prompt."""
 
-    body: bodies.ChatBody | bodies.CompletionBody
+    body: Generating
     sequences: tuple[tuple[int, ...], ...]
     sampling: Sampling
     choices: int
@@ -48,25 +52,31 @@ def read(
     endpoint: str,
     model: Model,
     tokenizer: TokenizerLike,
-    max_inputs: int,
+    rules: Rules,
     line_seed: int = 0,
 ) -> Prompt:
     """The body checked and tokenised. Raises InvalidBody: the line's 400."""
-    if endpoint == EMBEDDINGS:
-        checked = bodies.embeddings(body, max_inputs=max_inputs)
-        return Embed(checked, _embedded(checked.input, tokenizer))
-    if endpoint == CHAT:
-        chat = bodies.chat(body)
-        limit = chat.max_completion_tokens or chat.max_tokens or model.default_max_tokens
-        rendered = (tuple(tokenizer.encode_rendered(_render(chat, tokenizer))),)
-        return Generate(chat, rendered, _sampling(chat, limit, line_seed), chat.n or 1)
-    completion = bodies.completion(body)
-    limit = completion.max_tokens or model.default_max_tokens
-    prompts = tuple(
-        tuple(tokenizer.encode_prompt(item) if isinstance(item, str) else item)
-        for item in completion.prompt
-    )
-    return Generate(completion, prompts, _sampling(completion, limit, line_seed), completion.n or 1)
+    prompts: tuple[tuple[int, ...], ...]
+    checked = check.body(body, endpoint=endpoint, rules=rules)
+    match checked:
+        case EmbeddingsBody():
+            return Embed(checked, _embedded(checked.input, tokenizer))
+        case ChatBody():
+            turns = [Turn(each.role, each.text, each.name) for each in checked.messages]
+            prompts = (_rendered(turns, tokenizer, "messages"),)
+        case ResponsesBody():
+            turns = [Turn(each.role, each.text) for each in checked.input]
+            if checked.instructions is not None:
+                turns.insert(0, Turn("system", checked.instructions))
+            prompts = (_rendered(turns, tokenizer, "input"),)
+        case CompletionBody():
+            prompts = tuple(
+                tuple(tokenizer.encode_prompt(item) if isinstance(item, str) else item)
+                for item in checked.prompt
+            )
+        case unreachable:
+            assert_never(unreachable)
+    return Generate(checked, prompts, _sampling(checked, model, line_seed), _choices(checked))
 
 
 def _embedded(
@@ -79,34 +89,65 @@ def _embedded(
     return tuple(tuple(item) for item in inputs if not isinstance(item, str))
 
 
-def _render(chat: bodies.ChatBody, tokenizer: TokenizerLike) -> str:
-    # "developer" is the reference's newer name for a system message; templates know the old one.
-    messages = [
-        {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": message.text,
-        }
-        for message in chat.messages
-    ]
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message, whichever endpoint it came by."""
+
+    role: str
+    text: str
+    name: str | None = None
+
+
+def _rendered(turns: Sequence[Turn], tokenizer: TokenizerLike, subject: str) -> tuple[int, ...]:
     try:
-        return tokenizer.render_chat(messages)
+        return tuple(tokenizer.encode_rendered(tokenizer.render_chat([_told(t) for t in turns])))
     except TemplateError as error:
         fault = Fault(
-            f"The model's chat template refused the messages: {error}", "messages", "invalid_value"
+            f"The model's chat template refused the messages: {error}", subject, "invalid_value"
         )
-        raise bodies.InvalidBody(fault) from error
+        raise InvalidBody(fault) from error
 
 
-def _sampling(
-    body: bodies.ChatBody | bodies.CompletionBody, limit: int, line_seed: int
-) -> Sampling:
+def _told(turn: Turn) -> dict[str, Any]:
+    # "developer" is the reference's newer name for a system message; templates know the old one.
+    told = {"role": "system" if turn.role == "developer" else turn.role, "content": turn.text}
+    return told if turn.name is None else {**told, "name": turn.name}
+
+
+def _choices(body: Generating) -> int:
+    return 1 if isinstance(body, ResponsesBody) else body.n or 1
+
+
+def _sampling(body: Generating, model: Model, line_seed: int) -> Sampling:
+    given = None if isinstance(body, ResponsesBody) else body
     return Sampling(
-        max_tokens=limit,
+        max_tokens=limit_of(body)[1] or model.default_max_tokens,
         temperature=1.0 if body.temperature is None else float(body.temperature),
         top_p=1.0 if body.top_p is None else float(body.top_p),
-        seed=line_seed if body.seed is None else body.seed,
-        stop=tuple(body.stop or ()),
+        seed=line_seed if given is None or given.seed is None else given.seed,
+        stop=() if given is None else tuple(given.stop or ()),
     )
+
+
+def limit_of(body: Generating) -> tuple[str, int | None]:
+    """The parameter that limits the answer, by the name that the client used, and its value."""
+    match body:
+        case ResponsesBody():
+            return "max_output_tokens", body.max_output_tokens
+        case ChatBody() if body.max_completion_tokens is not None:
+            return "max_completion_tokens", body.max_completion_tokens
+        case ChatBody() | CompletionBody():
+            return "max_tokens", body.max_tokens
+        case unreachable:
+            assert_never(unreachable)
+
+
+def param_of(prompt: Prompt, named: str | None) -> str | None:
+    """What the engine names, by the client's name: it knows one limit and no messages."""
+    body = prompt.body
+    if named == "max_tokens" and not isinstance(body, EmbeddingsBody):
+        return limit_of(body)[0]
+    return SUBJECTS[check.ENDPOINTS[type(body)]] if named is None else named
 
 
 def seed_of(batch_id: UUID, line: int) -> int:

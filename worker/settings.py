@@ -20,9 +20,14 @@ class WorkerSettings(BaseSettings):
         None, description="Most padded tokens of an engine step; unset: the engine's own."
     )
     slots: PositiveInt = Field(2, description="Shards an engine worker holds at once, per model.")
-    cpu_slots: Annotated[int, Field(ge=2)] = Field(
-        3, description="Processes of a CPU worker; one is kept free for ticks."
+    cpu_slots: Annotated[int, Field(ge=3)] = Field(
+        4, description="Processes of a CPU worker; one is kept free for ticks, one for webhooks."
     )
+
+    @property
+    def stage_slots(self) -> int:
+        """Processes of a CPU worker that stages may hold."""
+        return self.cpu_slots - 2
 
     @field_validator("serve", mode="before")
     @classmethod

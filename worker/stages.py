@@ -24,9 +24,10 @@ def run_ready(resources: Resources, name: StageName, work: Work) -> None:
 def _claim(resources: Resources, name: StageName) -> Lease | None:
     settings = resources.settings
     with resources.database.transaction() as transaction:
-        # One process is kept free, so that ticks (leases, the window) never wait for a long stage.
+        # Two processes are kept free, so that neither ticks (leases, the window) nor webhooks wait
+        # for a long stage.
         busy = queue.stages_held(transaction, worker=resources.name)
-        if busy >= resources.worker_settings.cpu_slots - 1:
+        if busy >= resources.worker_settings.stage_slots:
             return None
         return queue.claim_stage(
             transaction,

@@ -1,8 +1,13 @@
-"""Which tasks are there? One a stage, each a look into Postgres; thin, because a message is."""
+"""Which tasks are there? One a stage or duty: a look into Postgres; thin, because a message is."""
+
+from functools import cache
 
 from service.batch import StageName
+from service.outbound import Sender
 from worker import assemble as assembling
 from worker import clean as cleaning
+from worker import deliver as delivering
+from worker import leftovers
 from worker import plan as planning
 from worker import tick as ticking
 from worker import validate as validating
@@ -35,7 +40,25 @@ def clean() -> None:
     run_ready(of_cpu_process(), StageName.CLEAN, cleaning.clean)
 
 
+@app.task(name="halfrate.deliver")
+def deliver() -> None:
+    """Tell webhook endpoints what they are to be told."""
+    delivering.deliver(of_cpu_process(), _sender())
+
+
 @app.task(name="halfrate.tick")
 def tick() -> None:
     """Set right what a lost message or a dead worker left."""
     ticking.tick(of_cpu_process())
+
+
+@app.task(name="halfrate.abort_abandoned")
+def abort_abandoned() -> None:
+    """Give up what nobody will finish writing."""
+    leftovers.abort_abandoned(of_cpu_process())
+
+
+@cache
+def _sender() -> Sender:
+    """This process's own: reading certificates takes a while."""
+    return Sender.open(private_addresses=of_cpu_process().settings.webhook_private_addresses)

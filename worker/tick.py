@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 import structlog
 
 from service.batch import StageName
-from service.db import batches, queue, session, sweep, workers
+from service.db import batches, queue, session, sweep, webhooks, workers
 from service.db.session import Database
 from service.storage import StorageError
+from worker import leftovers
 from worker.resources import Resources
 
 log = structlog.get_logger()
@@ -26,6 +27,9 @@ def tick(resources: Resources) -> None:
     close_due(database)
     close_stalled(database)
     sweep_files(resources)
+    leftovers.sweep_uploads(resources)
+    leftovers.sweep_idempotency_keys(resources)
+    sweep_deliveries(database)
     wake(resources)
 
 
@@ -78,6 +82,16 @@ def sweep_files(resources: Resources) -> None:
         sweep.removed(transaction, [file for file, _ in removable], session.now(transaction))
 
 
+def sweep_deliveries(database: Database) -> None:
+    """Give up webhook deliveries by the clock; forget those that ended some days ago."""
+    with database.transaction() as transaction:
+        now = session.now(transaction)
+        webhooks.forget_old(transaction, now)
+        given_up = webhooks.give_up_old(transaction, now)
+    if given_up:
+        log.warning("deliveries given up", number=given_up)
+
+
 def wake(resources: Resources) -> None:
     """Tell workers of what is claimable: this replaces every message that was lost."""
     with resources.database.transaction() as transaction:
@@ -86,6 +100,7 @@ def wake(resources: Resources) -> None:
         workers.forget(transaction, now, silence)
         stages = queue.ready_stages(transaction, now)
         models = queue.runnable_models(transaction, now)
+        letters = queue.deliveries_due(transaction, now)
     wakes = {
         StageName.VALIDATE: resources.waker.validate,
         StageName.PLAN: resources.waker.plan,
@@ -96,3 +111,5 @@ def wake(resources: Resources) -> None:
         wakes[stage]()
     for model in models:
         resources.waker.drain(model)
+    if letters:
+        resources.waker.deliver()

@@ -14,7 +14,6 @@ from sqlalchemy.orm import Session
 
 from service import lines as checks
 from service.batch import BatchStatus, StageName
-from service.catalog import Catalog, endpoints_of
 from service.db import batches, lines, queue, session
 from service.db.models import Batch, File
 from service.jsonl import RawLine, split
@@ -71,7 +70,7 @@ class _Reader:
     def __init__(self, resources: Resources, endpoint: str, kept: KeptLease) -> None:
         self._endpoint = endpoint
         self._kept = kept
-        self._served = _served(resources.catalog, endpoint)
+        self._served = resources.catalog.serving(endpoint)
         self._max_errors = resources.settings.max_errors
         self._max_bytes = resources.settings.max_line_bytes
         self._max_lines = resources.settings.max_lines
@@ -118,10 +117,6 @@ class _Reader:
         self.error_count += 1
         if len(self.errors) < self._max_errors:
             self.errors.append(error)
-
-
-def _served(catalog: Catalog, endpoint: str) -> frozenset[str]:
-    return frozenset(model.id for model in catalog.models if endpoint in endpoints_of(model.kind))
 
 
 def _check_whole(
@@ -173,3 +168,4 @@ def _refuse(resources: Resources, lease: queue.Lease, errors: list[LineError], n
             error_count=number,
             now=now,
         )
+    resources.waker.deliver()

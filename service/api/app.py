@@ -6,13 +6,15 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from service import clock, logs
-from service.api import batches, files, health, models
+from service.api import batches, files, health, models, uploads, webhooks
 from service.api.deps import Parts
 from service.api.document import document
 from service.api.envelope import Envelope
 from service.api.errors import HANDLERS
+from service.api.rate import RateLimiter
 from service.catalog import Catalog
 from service.db.session import Database
+from service.outbound import Sender
 from service.settings import Settings
 from service.storage import Storage
 from service.wake import Waker
@@ -33,9 +35,14 @@ def create_app(
 ) -> Envelope:
     """The ASGI app over parts that the caller has made; `at_exit` is called when serving ends."""
 
+    limiter = _limiter(settings)
+    sender = Sender.open(private_addresses=settings.webhook_private_addresses)
+
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
+        if limiter is not None:
+            limiter.close()
         if at_exit is not None:
             at_exit()
 
@@ -50,12 +57,22 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.state.parts = Parts(settings, database, storage, waker, catalog)
-    for module in (files, batches, models, health):
+    app.state.parts = Parts(settings, database, storage, waker, catalog, limiter, sender)
+    for module in (files, uploads, batches, webhooks, models, health):
         app.include_router(module.router)
     made = document(app)
     app.openapi = lambda: made  # type: ignore[method-assign] # FastAPI's own documented way
-    return Envelope(app, clock=clock.monotonic)
+    return Envelope(app, clock=clock.monotonic, max_requests=settings.max_requests)
+
+
+def _limiter(settings: Settings) -> RateLimiter | None:
+    if settings.requests_per_minute is None:
+        return None
+    return RateLimiter(
+        settings.redis_url.get_secret_value(),
+        per_minute=settings.requests_per_minute,
+        clock=clock.monotonic,
+    )
 
 
 def app_from_environment() -> Envelope:

@@ -10,9 +10,10 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service import ids
 from service.api.deps import Needs
+from service.api.rate import RateLimiter
 from service.db import keys
 from service.db.models import Right
-from service.errors import Forbidden, Unauthenticated
+from service.errors import Forbidden, RateLimited, Unauthenticated
 
 RANKS = (Right.READ, Right.SUBMIT, Right.ADMIN)
 """Each right includes those before it."""
@@ -33,7 +34,7 @@ class Caller:
 
 
 def caller_with(right: Right) -> Callable[..., Caller]:
-    """A dependency: the caller, if the key includes `right`. Raises 401 and 403."""
+    """A dependency: the caller, if the key includes `right`. Raises 401, 403 and 429."""
 
     def caller(request: Request, parts: Needs, credentials: Credentials) -> Caller:
         if credentials is None:
@@ -42,13 +43,14 @@ def caller_with(right: Right) -> Callable[..., Caller]:
                 " Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY)."
             )
         with parts.database.transaction() as session:
-            key = keys.find(session, credentials.credentials)
+            key = keys.use(session, credentials.credentials)
             if key is None:
                 shown = keys.hint(credentials.credentials)
                 raise Unauthenticated(f"Incorrect API key provided: {shown}")
-            keys.record_use(session, key)
             found = Caller(key.project_id, key.id, Right(key.rights))
         request.state.project = ids.show(ids.Prefix.PROJECT, found.project_id)
+        if parts.limiter is not None:
+            request.state.headers = _count(parts.limiter, found)
         if RANKS.index(found.right) < RANKS.index(right):
             raise Forbidden(f"This key has the right '{found.right}'; '{right}' is needed.")
         return found
@@ -56,5 +58,23 @@ def caller_with(right: Right) -> Callable[..., Caller]:
     return caller
 
 
-Reader = Annotated[Caller, Security(caller_with(Right.READ))]
-Submitter = Annotated[Caller, Security(caller_with(Right.SUBMIT))]
+def _count(limiter: RateLimiter, caller: Caller) -> dict[str, str]:
+    """The headers that every answer to this key has. Raises 429."""
+    allowance = limiter.take(caller.key_id)
+    if allowance is None:
+        return {}
+    if not allowance.granted:
+        error = RateLimited(
+            f"Rate limit reached for this key: {allowance.limit} requests a minute. Please try"
+            f" again in {allowance.reset_s}s.",
+            retry_after=allowance.reset_s,
+        )
+        error.headers.update(allowance.headers())
+        raise error
+    return allowance.headers()
+
+
+# The right also stands in the OpenAPI document, as the role that the key needs.
+Reader = Annotated[Caller, Security(caller_with(Right.READ), scopes=[Right.READ])]
+Submitter = Annotated[Caller, Security(caller_with(Right.SUBMIT), scopes=[Right.SUBMIT])]
+Administrator = Annotated[Caller, Security(caller_with(Right.ADMIN), scopes=[Right.ADMIN])]

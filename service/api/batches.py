@@ -1,17 +1,19 @@
 """How does a client create, follow, list and cancel batches?"""
 
+from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service import ids, view
 from service.api.auth import Caller, Reader, Submitter
 from service.api.body import read_json
 from service.api.deps import Needs, Parts
 from service.api.errors import documented
+from service.api.idempotency import Key, Once, digest
 from service.catalog import Catalog, endpoints_of
 from service.db import batches, files
-from service.db.models import Batch
+from service.db.models import Batch, KeyedRoute
 from service.db.session import now
 from service.errors import BadRequest, NotFound
 from service.wire import BatchList, BatchObject, CreateBatch, Purpose, window
@@ -35,14 +37,31 @@ async def _posted(request: Request, _caller: Submitter, parts: Needs) -> CreateB
 Posted = Annotated[CreateBatch, Depends(_posted)]
 
 
-@router.post("", responses=documented(400, 413), openapi_extra=CREATE_BODY)
-def create_batch(posted: Posted, caller: Submitter, parts: Needs) -> BatchObject:
+@router.post(
+    "",
+    response_model=BatchObject,
+    responses=documented(400, 409, 413),
+    openapi_extra=CREATE_BODY,
+)
+def create_batch(
+    posted: Posted, caller: Submitter, parts: Needs, key: Key
+) -> BatchObject | Response:
     """Submit an uploaded file. Its lines are checked next, then run within the window."""
     _check_endpoint(parts.catalog, posted.endpoint)
     file_id = ids.parse(ids.Prefix.FILE, posted.input_file_id)
     expires = posted.output_expires_after
+    once = Once(
+        caller.project_id,
+        KeyedRoute.BATCHES,
+        key,
+        digest(posted.model_dump(mode="json")),
+        timedelta(hours=parts.settings.idempotency_hours),
+    )
     with parts.database.transaction() as session:
         at = now(session)
+        answered = once.replay(session, at)
+        if answered is not None:
+            return answered
         file = None if file_id is None else files.hold(session, caller.project_id, file_id, at)
         if file is None:
             raise _bad_input(f"no such File object: {posted.input_file_id[:64]}")
@@ -60,6 +79,7 @@ def create_batch(posted: Posted, caller: Submitter, parts: Needs) -> BatchObject
             now=at,
         )
         shown = view.batch_object(batch)
+        once.keep(session, shown, at)
     parts.waker.validate()
     return shown
 

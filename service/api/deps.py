@@ -1,16 +1,21 @@
 """What may a handler reach for? The parts that the process was started with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from service.api.rate import RateLimiter
 from service.catalog import Catalog
 from service.db.session import Database
+from service.outbound import Sender
 from service.settings import Settings
 from service.storage import Storage
 from service.wake import Waker
+
+JOINS = 4
+"""Most uploads that a process joins at once; each takes a thread, of which there are 40."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,8 @@ class Parts:
     waker: Waker
     catalog: Catalog
     limiter: RateLimiter | None
+    sender: Sender
+    joins: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(JOINS))
 
 
 async def parts_of(request: Request) -> Parts:

@@ -24,10 +24,13 @@ _DOCUMENTED = {
     401: "No API key, or a wrong one.",
     403: "The key lacks the right.",
     404: "No such object in the key's project.",
+    408: "The request's body stopped coming.",
     409: "The object's state forbids it.",
     413: "More bytes than the limit.",
     416: "The range begins behind the end.",
-    503: "A part is away; try again after `retry-after` seconds.",
+    429: "Too many requests of this key; `retry-after` says in how many seconds it may go on.",
+    500: "Something of this service is broken.",
+    503: "A part is away, or too much is under way; try again after `retry-after` seconds.",
 }
 
 
@@ -35,7 +38,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route: the errors it can answer with, beside those every route can."""
     return {
         status: {"model": ErrorReply, "description": _DOCUMENTED[status]}
-        for status in sorted({*statuses, 401, 403, 503})
+        for status in sorted({*statuses, 401, 403, 429, 500, 503})
     }
 
 

@@ -2,17 +2,16 @@
 
 from collections.abc import Generator
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain
 from typing import Annotated, Literal
 from urllib.parse import quote
-from uuid import UUID
 
 import structlog
 from anyio import CancelScope
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 
 from service import ids, view
@@ -20,12 +19,14 @@ from service.api import ranges
 from service.api.auth import Caller, Reader, Submitter
 from service.api.deps import Needs, Parts
 from service.api.errors import documented
+from service.api.idempotency import DigestingSink, Key, Once, digest
 from service.api.receive import Upload, receive
+from service.api.storing import stored, withdraw
 from service.db import batches, files
-from service.db.models import File
+from service.db.models import File, KeyedRoute
 from service.db.session import now
 from service.errors import BadRequest, NotFound
-from service.storage import MissingObject, ObjectWriter, StorageError
+from service.storage import MissingObject, StorageError
 from service.wire import FileDeleted, FileList, FileObject, Purpose
 
 MAX_PAGE = 10_000
@@ -58,23 +59,45 @@ _log = structlog.get_logger(__name__)
 router = APIRouter(prefix="/v1/files", tags=["Files"])
 
 
-@router.post("", responses=documented(400, 413), openapi_extra=UPLOAD_FORM)
-async def create_file(request: Request, caller: Submitter, parts: Needs) -> FileObject:
+@router.post(
+    "",
+    response_model=FileObject,
+    responses=documented(400, 409, 413),
+    openapi_extra=UPLOAD_FORM,
+)
+async def create_file(
+    request: Request, caller: Submitter, parts: Needs, key: Key
+) -> FileObject | Response:
     """Upload a file. It can be read as soon as this answers."""
     created_at = await run_sync(_now, parts)
     file_id = ids.new_id()
-    key = files.storage_key(caller.project_id, file_id)
-    writer = parts.storage.writer(key)
-    try:
-        upload = await receive(request, writer, max_bytes=parts.settings.max_file_bytes)
+    storage_key = files.storage_key(caller.project_id, file_id)
+    forget = partial(files.forget, file_id=file_id)
+    async with stored(parts, storage_key, forget) as writer:
+        sink = DigestingSink(writer, hashing=key is not None)
+        upload = await receive(request, sink, max_bytes=parts.settings.max_file_bytes)
         await run_sync(writer.finish)
-        file = _row(parts, caller, file_id, upload, created_at)
-        return await run_sync(_record, parts, file)
-    except BaseException:
-        # Whatever ended it, a client that went away included: nothing is left behind.
-        with CancelScope(shield=True):
-            await run_sync(_withdraw, parts, writer, file_id, key)
-        raise
+        file = files.new(
+            caller.project_id,
+            file_id,
+            purpose=upload.purpose,
+            filename=upload.filename,
+            size=upload.size,
+            created_at=created_at,
+            expires_after_s=upload.expires_after_s,
+            batch_days=parts.settings.file_days,
+        )
+        once = Once(
+            caller.project_id,
+            KeyedRoute.FILES,
+            key,
+            _content(upload, sink),
+            timedelta(hours=parts.settings.idempotency_hours),
+        )
+        reply = await run_sync(_record, parts, file, once)
+        if isinstance(reply, Response):
+            await run_sync(withdraw, parts, writer, storage_key, forget)
+    return reply
 
 
 @router.get("", responses=documented(400))
@@ -177,40 +200,27 @@ def _now(parts: Parts) -> datetime:
         return now(session)
 
 
-def _row(parts: Parts, caller: Caller, file_id: UUID, upload: Upload, created_at: datetime) -> File:
-    expires_at = None
-    if upload.expires_after_s is not None:
-        expires_at = created_at + timedelta(seconds=upload.expires_after_s)
-    elif upload.purpose is Purpose.BATCH:
-        expires_at = created_at + timedelta(days=parts.settings.file_days)
-    return File(
-        id=file_id,
-        project_id=caller.project_id,
-        purpose=upload.purpose,
-        filename=upload.filename,
-        bytes=upload.size,
-        storage_key=files.storage_key(caller.project_id, file_id),
-        created_at=created_at,
-        expires_at=expires_at,
+def _content(upload: Upload, sink: DigestingSink) -> bytes:
+    return digest(
+        {
+            "filename": upload.filename,
+            "purpose": upload.purpose,
+            "expires_after_s": upload.expires_after_s,
+            "sha256": sink.hexdigest(),
+        }
     )
 
 
-def _record(parts: Parts, file: File) -> FileObject:
+def _record(parts: Parts, file: File, once: Once) -> FileObject | Response:
+    """The new file; or, of a call made before, its answer, and then nothing is recorded."""
     with parts.database.transaction() as session:
-        return view.file_object(files.add(session, file))
-
-
-def _withdraw(parts: Parts, writer: ObjectWriter, file_id: UUID, key: str) -> None:
-    """Undo an upload that failed. The row goes first: a row without bytes would be a lie, bytes
-    without a row only take room."""
-    writer.abort()
-    try:
-        with parts.database.transaction() as session:
-            files.forget(session, file_id)
-        parts.storage.delete([key])
-    except (SQLAlchemyError, StorageError) as error:
-        reason = str(error).splitlines()[0]
-        _log.warning("failed upload not withdrawn", key=key, reason=reason)
+        at = now(session)
+        answered = once.replay(session, at)
+        if answered is not None:
+            return answered
+        shown = view.file_object(files.add(session, file))
+        once.keep(session, shown, at)
+        return shown
 
 
 def _find(parts: Parts, caller: Caller, file_id: str) -> File:

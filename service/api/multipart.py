@@ -1,6 +1,6 @@
 """What comes in a multipart/form-data body? Pushed in as bytes, out as events; nothing is kept.
 
-Only a part named `file` is data of any size; every other part is a short text field.
+Only one part, in most forms `file`, is data of any size; every other is a short text field.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,9 @@ Event = FileStart | FileData | Field
 class FormReader:
     """Feed it the body's pieces in order, then `finish`. Raises BadRequest where it is broken."""
 
-    def __init__(self, content_type: str) -> None:
+    def __init__(self, content_type: str, *, data: str = FILE, named: bool = True) -> None:
+        # The part that is data, and whether it must have a filename.
+        self._data, self._named = data, named
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:
@@ -112,17 +114,18 @@ class FormReader:
         if kind != b"form-data" or b"name" not in options:
             raise _broken("a part has no name")
         self._name = _text(options[b"name"], "name of a part", None)
-        if self._name == FILE:
-            if not options.get(b"filename"):
+        if self._name == self._data:
+            filename = options.get(b"filename", b"")
+            if self._named and not filename:
                 raise BadRequest(
-                    "Invalid 'file': it must be sent as a file, with a filename.",
-                    param=FILE,
+                    f"Invalid '{self._data}': it must be sent as a file, with a filename.",
+                    param=self._data,
                     code="invalid_value",
                 )
-            self._events.append(FileStart(_text(options[b"filename"], "filename", FILE)))
+            self._events.append(FileStart(_text(filename, "filename", self._data)))
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._name == FILE:
+        if self._name == self._data:
             self._events.append(FileData(data[start:end]))
             return
         self._value += data[start:end]
@@ -130,7 +133,7 @@ class FormReader:
             raise _broken(f"a field is longer than {MAX_FIELD_BYTES} bytes")
 
     def _on_part_end(self) -> None:
-        if self._name != FILE:
+        if self._name != self._data:
             value = _text(bytes(self._value), f"value of '{self._name}'", self._name)
             self._events.append(Field(self._name, value))
 

@@ -5,11 +5,12 @@ Every command imports what it needs when it runs, so that `halfrate --help` answ
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from service.cli import keys, models, run
+from service.cli import keys, models, projects, run
 from service.cli.console import DEFAULT_HOME as HOME
 from service.cli.console import CommandError, HomeOption, complain, say
 from service.stack.part import StackError
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(projects.app, name="project")
 app.add_typer(keys.app, name="key")
 app.add_typer(models.app, name="models")
 app.add_typer(run.app, name="run")
@@ -96,6 +98,20 @@ def status(
     from service.cli import stack  # noqa: PLC0415 - as above
 
     stack.status(home, as_json=as_json)
+
+
+@app.command()
+def validate(
+    file: Annotated[Path, typer.Argument(help="A JSONL file of requests.", metavar="FILE")],
+    endpoint: Annotated[str, typer.Option(help="The batch's endpoint, e.g. /v1/embeddings.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: an object a line.")
+    ] = False,
+) -> None:
+    """Check an input file as the service would, without one. Exits with 1 where a line is bad."""
+    from service.cli import validate as command  # noqa: PLC0415 - as above
+
+    command.validate(file, endpoint, as_json=as_json)
 
 
 @app.command()

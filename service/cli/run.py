@@ -30,10 +30,10 @@ def api() -> None:
 @app.command()
 def cpu(
     concurrency: Annotated[
-        int, typer.Option(min=2, envvar="HALFRATE_CPU_SLOTS", help="Processes.")
-    ] = 3,
+        int, typer.Option(min=3, envvar="HALFRATE_CPU_SLOTS", help="Processes.")
+    ] = 4,
 ) -> None:
-    """A CPU worker: validates, plans and assembles. Any number may run."""
+    """A CPU worker: validates, plans, assembles, calls webhooks. Any number may run."""
     queues = ("-Q", "cpu", "-P", "prefork", "-c", str(concurrency))
     _become(*CELERY, "worker.app", "worker", *queues, *QUIET, "-n", f"cpu-{os.getpid()}@%h")
 

@@ -3,6 +3,7 @@
 import uvicorn
 from pydantic import ValidationError
 
+from service.api.listen import config
 from service.cli.console import CommandError
 from service.settings import Settings
 
@@ -21,12 +22,15 @@ def serve(shutdown_s: int) -> None:
             for fault in error.errors()
         ]
         raise CommandError("\n".join(faults)) from error
-    uvicorn.run(
-        "service.api.app:app_from_environment",
-        factory=True,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,  # the app's own, which also knows the request id
-        access_log=False,
-        timeout_graceful_shutdown=shutdown_s,
+    server = uvicorn.Server(
+        config(
+            "service.api.app:app_from_environment",
+            factory=True,
+            host=settings.host,
+            port=settings.port,
+            shutdown_s=shutdown_s,
+        )
     )
+    server.run()
+    if not server.started:
+        raise CommandError("The API could not start; its log says why.")

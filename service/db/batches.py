@@ -20,10 +20,11 @@ from service.batch import (
     StageName,
     before,
 )
-from service.db import lines, queue
+from service.db import lines, queue, webhooks
 from service.db.models import Batch, File, Shard, Stage
 from service.errors import Conflict
 from service.ids import new_id
+from service.webhook import EVENT_OF
 
 _STAMPS = {
     BatchStatus.IN_PROGRESS: "in_progress_at",
@@ -81,7 +82,10 @@ def page(session: Session, project_id: UUID, *, after: UUID | None, limit: int) 
 
 
 def move(session: Session, batch_id: UUID, to: BatchStatus, now: datetime) -> None:
-    """Change the status and stamp it. Raises IllegalMove where MOVES does not allow it."""
+    """Change the status and stamp it; the project's webhooks hear of an end.
+
+    Raises IllegalMove where MOVES does not allow it.
+    """
     moved = session.execute(
         update(Batch)
         .where(Batch.id == batch_id, Batch.status.in_(before(to)))
@@ -90,6 +94,8 @@ def move(session: Session, batch_id: UUID, to: BatchStatus, now: datetime) -> No
     ).scalar()
     if moved is None:
         raise IllegalMove(to)
+    if to in TERMINAL:
+        webhooks.announce(session, batch_id, EVENT_OF[to], now)
 
 
 def cancel(session: Session, project_id: UUID, batch_id: UUID, now: datetime) -> Batch | None:

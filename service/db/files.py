@@ -1,17 +1,48 @@
 """Which files does a project have? A file that is deleted or past its time is not there."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, and_, delete, or_, select
 from sqlalchemy.orm import Session
 
 from service.db.models import File
+from service.wire import Purpose
 
 
 def storage_key(project_id: UUID, file_id: UUID) -> str:
     """Where the file's bytes lie: made of ids alone, never of what a client named it."""
     return f"files/{project_id.hex}/{file_id.hex}"
+
+
+def new(
+    project_id: UUID,
+    file_id: UUID,
+    *,
+    purpose: str,
+    filename: str,
+    size: int,
+    created_at: datetime,
+    expires_after_s: int | None,
+    batch_days: float,
+) -> File:
+    """The row of an uploaded file. One for batches expires after `batch_days` unless told
+    otherwise, any other only if told."""
+    expires_at = None
+    if expires_after_s is not None:
+        expires_at = created_at + timedelta(seconds=expires_after_s)
+    elif purpose == Purpose.BATCH:
+        expires_at = created_at + timedelta(days=batch_days)
+    return File(
+        id=file_id,
+        project_id=project_id,
+        purpose=purpose,
+        filename=filename,
+        bytes=size,
+        storage_key=storage_key(project_id, file_id),
+        created_at=created_at,
+        expires_at=expires_at,
+    )
 
 
 def add(session: Session, file: File) -> File:

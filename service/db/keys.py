@@ -6,10 +6,11 @@ A key is shown once and kept as its SHA-256 only: 256 random bits need no slow h
 import hashlib
 import hmac
 import secrets
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.db.models import ApiKey, Project, Right
@@ -19,6 +20,15 @@ from service.ids import new_id
 KEY_PREFIX = "sk-hr-"
 SHOWN_CHARACTERS = 4
 USE_RECORDED_EVERY = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectSummary:
+    """A project, its keys that are not revoked, and the last use of any."""
+
+    project: Project
+    good_keys: int
+    last_used_at: datetime | None
 
 
 def create_project(session: Session, name: str) -> Project:
@@ -32,6 +42,18 @@ def create_project(session: Session, name: str) -> Project:
 def project_named(session: Session, name: str) -> Project | None:
     """The project of that name."""
     return session.scalar(select(Project).where(Project.name == name))
+
+
+def projects(session: Session) -> list[ProjectSummary]:
+    """All projects, oldest first."""
+    good = func.count(ApiKey.id).filter(ApiKey.revoked_at.is_(None))
+    rows = session.execute(
+        select(Project, good, func.max(ApiKey.last_used_at))
+        .outerjoin(ApiKey, ApiKey.project_id == Project.id)
+        .group_by(Project.id)
+        .order_by(Project.id)
+    )
+    return [ProjectSummary(*row) for row in rows]
 
 
 def create_key(session: Session, project_id: UUID, name: str, right: Right) -> tuple[ApiKey, str]:
@@ -51,31 +73,29 @@ def create_key(session: Session, project_id: UUID, name: str, right: Right) -> t
     return key, plaintext
 
 
-def find(session: Session, plaintext: str) -> ApiKey | None:
-    """The key that `plaintext` is, unless it was revoked."""
+def use(session: Session, plaintext: str) -> ApiKey | None:
+    """The key that `plaintext` is, unless it was revoked; asked for anew at each request.
+
+    Its use is stamped at most once a minute, so that reading does not turn into writing.
+    """
+    long_ago = func.clock_timestamp() - USE_RECORDED_EVERY
+    stale = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= long_ago)
     digest = _digest(plaintext)
-    key = session.scalar(select(ApiKey).where(ApiKey.hash == digest, ApiKey.revoked_at.is_(None)))
-    if key is None or not hmac.compare_digest(key.hash, digest):
+    found = session.execute(
+        select(ApiKey, stale).where(ApiKey.hash == digest, ApiKey.revoked_at.is_(None))
+    ).one_or_none()
+    if found is None or not hmac.compare_digest(found[0].hash, digest):
         return None
-    return key
-
-
-def record_use(session: Session, key: ApiKey) -> None:
-    """Stamp `last_used_at`, at most once a minute, so that reading does not turn into writing."""
-    at = now(session)
-    if key.last_used_at is not None and key.last_used_at > at - USE_RECORDED_EVERY:
-        return
-    session.execute(
-        update(ApiKey)
-        .where(
-            ApiKey.id == key.id,
-            or_(
-                ApiKey.last_used_at.is_(None),
-                ApiKey.last_used_at <= at - USE_RECORDED_EVERY,
-            ),
+    key, is_stale = found
+    if is_stale:
+        # Looked at again, since many requests may have found it stale at once.
+        session.execute(
+            update(ApiKey)
+            .where(ApiKey.id == key.id, stale)
+            .values(last_used_at=func.clock_timestamp())
+            .execution_options(synchronize_session=False)
         )
-        .values(last_used_at=at)
-    )
+    return key
 
 
 def keys_of(session: Session, project_id: UUID | None = None) -> list[ApiKey]:

@@ -1,8 +1,8 @@
 """How is work claimed, kept and ended? The only SKIP LOCKED, and the only fence.
 
-Stages (for CPU workers) and shards (for engine workers) are claimed alike: a claim raises `attempt`
-and sets `lease_expires_at`; whatever the claimer writes afterwards names that attempt. Locks are
-taken in one order everywhere: batch, then stage or shard, then lines.
+Stages and webhook deliveries (for CPU workers) and shards (for engine workers) are claimed alike: a
+claim raises `attempt` and sets `lease_expires_at`; whatever the claimer writes afterwards names
+that attempt. Locks are taken in one order everywhere: batch, then stage or shard, then lines.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from service.batch import BatchStatus, ShardState, StageName
-from service.db.models import Batch, Shard, Stage
+from service.db.models import Batch, Delivery, Shard, Stage
 from service.ids import new_id
 
-Claimable = type[Stage] | type[Shard]
+Claimable = type[Stage] | type[Shard] | type[Delivery]
 
 MAX_BACKOFF = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One claim of a stage or shard: the fence that every later write of its worker names."""
+    """One claim of a stage, shard or delivery: the fence that its worker names in every write."""
 
     table: Claimable
     id: UUID
@@ -124,7 +124,44 @@ def claim_shard(
     )
 
 
-def _lease(session: Session, row: Stage | Shard, *, worker: str, until: datetime) -> Lease:
+def claim_delivery(
+    session: Session, *, worker: str, now: datetime, lease: timedelta, per_endpoint: int
+) -> Lease | None:
+    """Lease a delivery that is due, those that failed least often first, or None.
+
+    An endpoint has at most `per_endpoint` of them under way: a slow one holds up only itself.
+    """
+    full = (
+        select(Delivery.endpoint_id)
+        .where(Delivery.state == ShardState.LEASED)
+        .group_by(Delivery.endpoint_id)
+        .having(func.count() >= per_endpoint)
+    )
+    chosen = session.scalar(
+        select(Delivery)
+        .where(_due(now), Delivery.endpoint_id.not_in(full))
+        .order_by(Delivery.failures, Delivery.not_before, Delivery.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    if chosen is None:
+        return None
+    return _lease(session, chosen, worker=worker, until=now + lease)
+
+
+def _due(now: datetime) -> ColumnElement[bool]:
+    return and_(Delivery.state == ShardState.READY, Delivery.not_before <= now)
+
+
+def delivers(session: Session, *, worker: str) -> bool:
+    """Whether that worker has deliveries under way at this moment."""
+    query = exists().where(Delivery.worker == worker, Delivery.state == ShardState.LEASED)
+    return bool(session.execute(select(query)).scalar_one())
+
+
+def _lease(
+    session: Session, row: Stage | Shard | Delivery, *, worker: str, until: datetime
+) -> Lease:
     row.state = ShardState.LEASED
     row.attempt += 1
     row.worker = worker
@@ -204,6 +241,34 @@ def give_up(session: Session, lease: Lease, *, now: datetime) -> int:
     return failures
 
 
+def try_again(
+    session: Session, lease: Lease, *, not_before: datetime, failures: int, outcome: str
+) -> None:
+    """The delivery was not taken: leased → ready, until then."""
+    _end(
+        session,
+        lease,
+        state=ShardState.READY,
+        not_before=not_before,
+        failures=failures,
+        outcome=outcome,
+    )
+
+
+def end_delivery(
+    session: Session,
+    lease: Lease,
+    *,
+    delivered: bool,
+    failures: int,
+    outcome: str,
+    now: datetime,
+) -> None:
+    """The delivery was taken, or is given up: leased → done or dead."""
+    state = ShardState.DONE if delivered else ShardState.DEAD
+    _end(session, lease, state=state, failures=failures, outcome=outcome, ended_at=now)
+
+
 def suspect(session: Session, lease: Lease, *, now: datetime) -> None:
     """The engine broke under several shards, and any of them may be why: leased → ready, and the
     death that is counted makes the next attempt run alone."""
@@ -254,11 +319,12 @@ def add_shards(
 
 def reap(session: Session, now: datetime) -> list[Lease]:
     """Take back every claim whose lease has run out: leased → ready. Answers the lost claims."""
-    return [*_reap(session, Stage, now), *_reap(session, Shard, now)]
+    tables: tuple[Claimable, ...] = (Stage, Shard, Delivery)
+    return [lost for table in tables for lost in _reap(session, table, now)]
 
 
 def _reap(session: Session, table: Claimable, now: datetime) -> list[Lease]:
-    counted = {} if table is Stage else {"deaths": Shard.deaths + 1}
+    counted = {"deaths": Shard.deaths + 1} if table is Shard else {}
     rows = session.execute(
         update(table)
         .where(
@@ -277,7 +343,7 @@ def _reap(session: Session, table: Claimable, now: datetime) -> list[Lease]:
 def kill(session: Session, batch_id: UUID, *, leased_too: bool) -> None:
     """Make the batch's stages and shards unclaimable: → dead. The batch must be locked."""
     states = [ShardState.READY, ShardState.LEASED] if leased_too else [ShardState.READY]
-    tables: tuple[Claimable, ...] = (Stage, Shard)
+    tables: tuple[type[Stage] | type[Shard], ...] = (Stage, Shard)
     for table in tables:
         session.execute(
             update(table)
@@ -309,6 +375,11 @@ def runnable_models(session: Session, now: datetime) -> list[str]:
             .order_by(Shard.model)
         )
     )
+
+
+def deliveries_due(session: Session, now: datetime) -> bool:
+    """Whether there is a delivery to be claimed now."""
+    return bool(session.execute(select(exists().where(_due(now)))).scalar_one())
 
 
 def ready_stages(session: Session, now: datetime) -> list[StageName]:

@@ -68,7 +68,9 @@ def test_a_case_comes_to_what_is_expected(pipeline: Pipeline, case: Case) -> Non
     for line in errors:
         error = line["response"]["body"]["error"]
         assert error["message"]
-        assert error["param"] == expected.get("param", {}).get(line["custom_id"], error["param"])
+        for name in ("param", "code"):
+            wanted = expected.get(name, {}).get(line["custom_id"], error[name])
+            assert error[name] == wanted, (line["custom_id"], error)
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def halfrate(tmp_path: Path, stub_catalog: Path) -> Halfrate:
 def test_help_names_every_command(halfrate: Halfrate) -> None:
     shown = halfrate.works("--help")
 
-    for command in ("up", "down", "status", "key", "models", "migrate", "run"):
+    for command in ("up", "down", "status", "project", "key", "models", "migrate", "run"):
         assert f" {command} " in shown
 
 
@@ -174,6 +174,26 @@ def test_keys_are_made_listed_and_revoked(halfrate: Halfrate, database_url: str)
     assert "submit" in line
     halfrate.works("key", "revoke", line.split()[0], **where)
     assert "revoked" in halfrate.works("key", "list", **where)
+
+
+def test_projects_are_made_once_and_listed(halfrate: Halfrate, database_url: str) -> None:
+    where = {"HALFRATE_DATABASE_URL": database_url}
+    project = halfrate.works("project", "create", "tags and more", **where).strip()
+    halfrate.works("key", "create", "--project=tags and more", **where)
+    shown = halfrate.works("project", "list", **where).splitlines()
+    (line,) = [row for row in shown if "tags and more" in row]
+
+    assert project.startswith("proj_")
+    assert line.startswith(project)
+    assert line.split()[-2:] == ["1", "–"]
+    assert "already" in halfrate.fails("project", "create", "tags and more", **where)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 65])
+def test_a_project_needs_a_name_that_can_be_shown(
+    halfrate: Halfrate, database_url: str, name: str
+) -> None:
+    assert "name" in halfrate.fails("project", "create", name, HALFRATE_DATABASE_URL=database_url)
 
 
 @pytest.mark.parametrize("key_id", ["other", "key_01a22deded2a7c3e93577355fbb9e0ac"])

@@ -167,10 +167,10 @@ def test_serving_a_model_that_is_not_in_the_catalog_is_refused(pipeline: Pipelin
         refused.__enter__()
 
 
-def test_one_process_of_a_cpu_worker_is_kept_free(pipeline: Pipeline) -> None:
+def test_processes_of_a_cpu_worker_are_kept_free_of_stages(pipeline: Pipeline) -> None:
     for _ in range(4):
         submitted(pipeline, 1)
-    held = pipeline.resources.worker_settings.cpu_slots - 1
+    held = pipeline.resources.worker_settings.stage_slots
     with pipeline.resources.database.transaction() as transaction:
         now = session.now(transaction)
         for _ in range(held):

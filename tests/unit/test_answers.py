@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
 from engine.request import Embedding, FinishReason, Generation, Sampling
-from service import bodies
 from service.batch import LineState
+from service.bodies import check
+from service.bodies.check import Rules
 from service.faults import Fault
 from service.ids import Prefix
+from tests.typed import exactly
 from worker.answers import (
     NEVER_RAN,
     embedded,
@@ -27,9 +30,11 @@ from worker.answers import (
 )
 from worker.prompts import Embed, Generate
 
+RULES = Rules(max_inputs=9)
+
 
 def embed(**given_too: Any) -> Embed:
-    body = bodies.embeddings({"model": "m", "input": ["a", "b"], **given_too}, max_inputs=9)
+    body = check.embeddings({"model": "m", "input": ["a", "b"], **given_too}, RULES)
     return Embed(body, ((1, 2), (3,)))
 
 
@@ -41,13 +46,19 @@ def vectors(*rows: list[float]) -> list[Embedding]:
 
 
 def chat(choices: int = 1) -> Generate:
-    body = bodies.chat({"model": "m", "messages": [{"role": "user", "content": "x"}], "n": choices})
+    messages = [{"role": "user", "content": "x"}]
+    body = check.chat({"model": "m", "messages": messages, "n": choices}, RULES)
     return Generate(body, ((1,),), Sampling(max_tokens=4), choices)
 
 
 def completion(prompts: int = 1, choices: int = 1) -> Generate:
-    body = bodies.completion({"model": "m", "prompt": ["x"] * prompts, "n": choices})
+    body = check.completion({"model": "m", "prompt": ["x"] * prompts, "n": choices}, RULES)
     return Generate(body, ((1,),) * prompts, Sampling(max_tokens=4), choices)
+
+
+def response(**given_too: Any) -> Generate:
+    body = check.response({"model": "m", "input": "x", **given_too}, RULES)
+    return Generate(body, ((1,),), Sampling(max_tokens=4), 1)
 
 
 def said(text: str, tokens: int = 3, reason: FinishReason = FinishReason.STOP) -> Generation:
@@ -67,7 +78,7 @@ def body_of(line: bytes) -> dict[str, Any]:
 
 def test_embeddings_are_the_references_object_in_input_order() -> None:
     answer = embedded(4, "c", embed(), vectors([0.5, -1.0], [0.25, 1e-7]))
-    typed = CreateEmbeddingResponse.model_validate(body_of(response_line(answer)))
+    typed = exactly(CreateEmbeddingResponse, body_of(response_line(answer)))
     assert [each.index for each in typed.data] == [0, 1]
     assert [each.object for each in typed.data] == ["embedding", "embedding"]
     assert typed.data[0].embedding == [0.5, -1.0]
@@ -101,7 +112,7 @@ def test_a_vector_that_is_a_view_is_written_too() -> None:
 def test_a_chat_answer_is_the_references_object() -> None:
     answers = [said("one", 3), said("two", 4, FinishReason.LENGTH)]
     answer = generated(1, "c", chat(2), answers, created=1_700_000_000)
-    typed = ChatCompletion.model_validate(body_of(response_line(answer)))
+    typed = exactly(ChatCompletion, body_of(response_line(answer)))
     assert typed.object == "chat.completion"
     assert typed.created == 1_700_000_000
     assert [choice.index for choice in typed.choices] == [0, 1]
@@ -118,7 +129,7 @@ def test_a_chat_answer_is_the_references_object() -> None:
 def test_a_completion_is_the_references_object_with_choices_of_all_prompts() -> None:
     answers = [said(text) for text in ("a0", "a1", "b0", "b1")]
     answer = generated(1, "c", completion(prompts=2, choices=2), answers, created=5)
-    typed = Completion.model_validate(body_of(response_line(answer)))
+    typed = exactly(Completion, body_of(response_line(answer)))
     assert typed.object == "text_completion"
     assert [(each.index, each.text) for each in typed.choices] == [
         *((0, "a0"), (1, "a1"), (2, "b0"), (3, "b1"))
@@ -126,6 +137,41 @@ def test_a_completion_is_the_references_object_with_choices_of_all_prompts() -> 
     assert typed.usage is not None
     assert (typed.usage.prompt_tokens, typed.usage.completion_tokens) == (14, 12)
     assert answer.cached_tokens == 4
+
+
+def test_a_response_is_the_references_object() -> None:
+    prompt = response(
+        instructions="Be brief.",
+        metadata={"a": "b"},
+        temperature=0,
+        top_p=0.5,
+        max_output_tokens=9,
+        user="u",
+    )
+    answer = generated(1, "c", prompt, [said("one", 3)], created=1_700_000_000)
+    typed = exactly(Response, body_of(response_line(answer)))
+    assert typed.output_text == "one"
+    assert (typed.object, typed.status, typed.error) == ("response", "completed", None)
+    assert (typed.created_at, typed.completed_at) == (1_700_000_000, 1_700_000_000)
+    assert (typed.instructions, typed.metadata, typed.user) == ("Be brief.", {"a": "b"}, "u")
+    assert (typed.temperature, typed.top_p, typed.max_output_tokens) == (0, 0.5, 9)
+    assert typed.id.startswith("resp_")
+    assert typed.usage is not None
+    assert (typed.usage.input_tokens, typed.usage.output_tokens) == (7, 3)
+    assert (typed.usage.input_tokens_details.cached_tokens, typed.usage.total_tokens) == (2, 10)
+    assert (answer.input_tokens, answer.cached_tokens, answer.output_tokens) == (7, 2, 3)
+
+
+def test_a_response_that_was_cut_is_incomplete_and_says_why() -> None:
+    cut = said("one two", 4, FinishReason.LENGTH)
+    answer = generated(1, "c", response(), [cut], created=5)
+    typed = exactly(Response, body_of(response_line(answer)))
+    assert (typed.status, typed.completed_at, typed.output_text) == ("incomplete", None, "one two")
+    assert typed.incomplete_details is not None
+    assert typed.incomplete_details.reason == "max_output_tokens"
+    assert typed.output[0].type == "message"
+    assert typed.output[0].status == "incomplete"
+    assert answer.succeeded
 
 
 def test_a_refusal_holds_the_references_error() -> None:

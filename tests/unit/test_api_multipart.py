@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.api.multipart import Event, Field, FileData, FileStart, FormReader
-from service.api.receive import Form
+from service.api.receive import Form, PartForm
 from service.errors import BadRequest, TooLarge
 
 CONTENT_TYPE = 'multipart/form-data; boundary="XyZ"'
@@ -200,3 +200,44 @@ def test_the_limit_itself_is_taken_and_one_byte_more_is_not() -> None:
     with pytest.raises(TooLarge) as caught:
         form.take(FileData(b"x"))
     assert "100 bytes" in caught.value.message
+
+
+@pytest.mark.parametrize("disposition", ['name="data"; filename="x"', 'name="data"'])
+def test_another_part_may_be_the_data_with_a_filename_or_without(disposition: str) -> None:
+    reader = FormReader(CONTENT_TYPE, data="data", named=False)
+    form = PartForm(100)
+    for event in reader.feed(_part(disposition, b"x" * 100) + END):
+        form.take(event)
+    reader.finish()
+    assert form.result() == 100
+    assert form.pieces.release() == b"x" * 100
+
+
+@pytest.mark.parametrize(
+    ("events", "param", "code"),
+    [
+        ([], "data", "missing_required_parameter"),
+        ([START], "data", "invalid_value"),
+        ([START, DATA, START], "data", "invalid_value"),
+        ([START, DATA, PURPOSE], "purpose", "unknown_parameter"),
+    ],
+)
+def test_a_wrong_form_of_a_part_names_the_field(events: list[Event], param: str, code: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        _taken(events)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def _taken(events: list[Event]) -> int:
+    form = PartForm(100)
+    for event in events:
+        form.take(event)
+    return form.result()
+
+
+def test_a_part_over_the_limit_is_refused_as_soon_as_it_is() -> None:
+    form = PartForm(100)
+    form.take(FileData(b"x" * 100))
+    with pytest.raises(TooLarge) as caught:
+        form.take(FileData(b"x"))
+    assert caught.value.param == "data"

@@ -77,6 +77,9 @@ def test_what_is_not_json_is_told(raw: bytes) -> None:
         (b'{"a": 1} {"b": 2}', "text follows"),
         (b'{"a": 1}x', "text follows"),
         (b'{"a": "\\ud800"}', "surrogate"),
+        (b'{"a": 1e999}', "too large"),
+        (b'{"a": -' + b"9" * 400 + b"}", "too large"),
+        (b'{"a": ' + b"9" * 5_000 + b"}", "too many digits"),
     ],
 )
 def test_json_that_goes_too_far_is_told_by_how(raw: bytes, named: str) -> None:

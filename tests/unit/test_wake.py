@@ -26,6 +26,7 @@ def test_waking_into_the_void_raises_nothing(away: Waker) -> None:
     away.drain("m")
     away.assemble()
     away.clean()
+    away.deliver()
 
 
 def test_a_ping_says_that_the_broker_is_away(away: Waker) -> None:

@@ -15,9 +15,19 @@ from hypothesis import strategies as st
 from service.api.body import parse
 from service.batch import TERMINAL, BatchStatus
 from service.catalog import Model, ModelKind
-from service.db.models import Batch, File
+from service.db.models import Batch, File, Upload, UploadPart
 from service.errors import BadRequest
-from service.view import batch_list, batch_object, file_list, file_object, model_object, plain
+from service.upload import UploadStatus
+from service.view import (
+    batch_list,
+    batch_object,
+    file_list,
+    file_object,
+    model_object,
+    plain,
+    upload_object,
+    upload_part_object,
+)
 from service.wire import CreateBatch, window
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 999_000, tzinfo=UTC)
@@ -227,6 +237,42 @@ def test_a_file_has_every_key_of_the_reference() -> None:
         "status_details": None,
     }
     assert set(openai.types.FileObject.model_fields) <= set(shown)
+
+
+def test_an_upload_and_its_parts_have_the_keys_of_the_reference() -> None:
+    upload = Upload(
+        id=UUID(int=1),
+        project_id=UUID(int=2),
+        purpose="batch",
+        filename="a.jsonl",
+        mime_type="application/jsonl",
+        bytes=5,
+        status=UploadStatus.PENDING,
+        created_at=AT,
+        expires_at=AT + timedelta(hours=1),
+    )
+    shown = upload_object(upload, status=UploadStatus.EXPIRED).model_dump(mode="json")
+    assert shown == {
+        "id": "upload_" + "0" * 31 + "1",
+        "object": "upload",
+        "bytes": 5,
+        "created_at": SECONDS,
+        "expires_at": SECONDS + 3_600,
+        "filename": "a.jsonl",
+        "purpose": "batch",
+        "status": "expired",
+        "file": None,
+    }
+    assert set(shown) == set(openai.types.Upload.model_fields)
+    done = upload_object(upload, status=UploadStatus.COMPLETED, file=_file())
+    assert done.file == file_object(_file())
+    part = UploadPart(id=UUID(int=3), upload_id=upload.id, bytes=5, created_at=AT)
+    assert upload_part_object(part).model_dump() == {
+        "id": "part_" + "0" * 31 + "3",
+        "object": "upload.part",
+        "created_at": SECONDS,
+        "upload_id": shown["id"],
+    }
 
 
 def test_a_batch_has_every_key_of_the_reference_and_one_of_ours() -> None:

@@ -1,0 +1,1 @@
+"""What the body of a request line may hold, an endpoint a file."""

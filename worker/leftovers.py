@@ -1,0 +1,50 @@
+"""What do uploads and keys leave behind, and when may it go?
+
+Doing any of it twice, or in two workers at once, is harmless.
+"""
+
+from datetime import timedelta
+
+import structlog
+
+from service.db import idempotency, session, uploads
+from service.storage import StorageError
+from worker.resources import Resources
+
+log = structlog.get_logger()
+
+ABANDONED_AFTER = timedelta(days=1)
+"""Nothing that this service writes takes so long: whoever was at it has died."""
+
+
+def sweep_uploads(resources: Resources) -> None:
+    """Expire uploads by the clock; remove the parts of those that have ended, later their rows."""
+    with resources.database.transaction() as transaction:
+        now = session.now(transaction)
+        uploads.expire(transaction, now)
+        uploads.forget(transaction, now)
+        removable = uploads.removable(transaction)
+    if not removable:
+        return
+    try:
+        resources.storage.delete(key for keys in removable.values() for key in keys)
+    except StorageError as error:
+        log.warning("upload parts not removed yet", uploads=len(removable), error=str(error))
+        return
+    with resources.database.transaction() as transaction:
+        uploads.removed(transaction, list(removable), session.now(transaction))
+
+
+def sweep_idempotency_keys(resources: Resources) -> None:
+    """Forget the keys that have run out."""
+    with resources.database.transaction() as transaction:
+        idempotency.forget(transaction, session.now(transaction))
+
+
+def abort_abandoned(resources: Resources) -> None:
+    """Give up the store's multipart uploads that nobody will finish: they take room unseen."""
+    with resources.database.transaction() as transaction:
+        before = session.now(transaction) - ABANDONED_AFTER
+    number = resources.storage.abort_unfinished(before)
+    if number:
+        log.info("abandoned multipart uploads aborted", number=number)
