@@ -7,6 +7,7 @@ beat's next tick, a doubled one is harmless, and a broker that is down costs sec
 import structlog
 from celery import Celery
 from kombu.exceptions import OperationalError
+from redis import Redis
 from redis.exceptions import RedisError
 
 CPU_QUEUE = "cpu"
@@ -16,6 +17,9 @@ TRANSPORT_OPTIONS = {
     "retry_on_timeout": False,
     "max_retries": 0,
 }
+
+MOST_WAITING = 16
+"""So many wakes in a queue that nobody reads are enough: one more would say nothing new."""
 
 log = structlog.get_logger()
 
@@ -35,6 +39,7 @@ class Waker:
             broker_transport_options=TRANSPORT_OPTIONS,
             broker_connection_timeout=2,
         )
+        self._redis = Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)
         # A wake that nobody took within a few ticks has been replaced by now.
         self._expires_s = expires_s
 
@@ -70,9 +75,12 @@ class Waker:
     def close(self) -> None:
         """Give the broker connections back."""
         self._app.close()
+        self._redis.close()
 
     def _send(self, task: str, queue: str, *args: str) -> None:
         try:
+            if self._redis.llen(queue) >= MOST_WAITING:
+                return
             self._app.send_task(
                 f"halfrate.{task}", args=args, queue=queue, expires=self._expires_s, retry=False
             )

@@ -208,6 +208,13 @@ class Pipeline:
         with self.engine(model_id, make) as drain:
             drain.run()
 
+    def drain_one(self, model_id: str = "stub-embed") -> None:
+        """The next shard of that model, and no other."""
+        with self.engine(model_id) as drain:
+            shard = drain._claim()
+            assert shard is not None
+            drain._run(shard)
+
     def run(self, *models: str) -> None:
         """The whole way, as workers go it."""
         self.validate()

@@ -7,12 +7,13 @@ that never ran come from Postgres by a cursor, in the same order. Memory is flat
 
 import heapq
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
-from pathlib import Path
+from typing import BinaryIO
 from uuid import UUID
 
 import structlog
@@ -23,6 +24,7 @@ from service.batch import LineState
 from service.db import batches, lines, queue, session
 from service.db.models import Batch, File, Part
 from service.ids import Prefix, new_id, show
+from service.settings import MIB
 from service.storage import ObjectWriter, Storage
 from worker import answers
 from worker.lease import KeptLease
@@ -33,6 +35,9 @@ log = structlog.get_logger()
 
 FAN_IN = 64
 BLOCK = 256 * 1024
+MERGE_BYTES = 256 * MIB
+"""What a merge may hold in memory; lines of many vectors are megabytes each."""
+CHECK_LINES = 1_000
 
 NAMES = {SUCCEEDED: "output", FAILED: "error"}
 
@@ -56,6 +61,7 @@ def assemble(resources: Resources, kept: KeptLease) -> None:
     with resources.database.transaction() as transaction:
         batch = transaction.execute(select(Batch).where(Batch.id == lease.batch_id)).scalar_one()
         keys = _parts(transaction, lease.batch_id)
+        longest = lines.longest_answer(transaction, lease.batch_id)
     ran = batch.in_progress_at is not None
     with ExitStack() as stack:
         # On any exception both uploads are aborted: nothing is left behind.
@@ -63,7 +69,8 @@ def assemble(resources: Resources, kept: KeptLease) -> None:
             kind: _open(stack, resources.storage, lease, name) for kind, name in NAMES.items()
         }
         if ran:
-            counts = _write(resources, kept, keys, results, stack)
+            merged = merge_parts(resources.storage, keys, fan_in=fan_in(longest), check=kept.check)
+            counts = _write(resources, kept, merged, results, stack)
             if sum(counts.values()) != batch.total:
                 raise Incomplete(f"{counts} of {batch.total} lines")
         else:
@@ -92,16 +99,12 @@ def _open(stack: ExitStack, storage: Storage, lease: queue.Lease, name: str) -> 
 def _write(
     resources: Resources,
     kept: KeptLease,
-    keys: Sequence[str],
+    merged: Iterator[Record],
     results: dict[bytes, _Result],
     stack: ExitStack,
 ) -> dict[bytes, int]:
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="halfrate-merge-")))
     transaction = stack.enter_context(resources.database.transaction())
-    sources = [
-        merged(resources.storage, keys, folder),
-        _never_ran(transaction, kept.lease.batch_id),
-    ]
+    sources = [merged, _never_ran(transaction, kept.lease.batch_id)]
     counts = {SUCCEEDED: 0, FAILED: 0}
     previous = 0
     for record in heapq.merge(*sources, key=lambda each: each.line):
@@ -110,7 +113,7 @@ def _write(
         previous = record.line
         results[record.kind].writer.write(record.data + b"\n")
         counts[record.kind] += 1
-        if sum(counts.values()) % 1_000 == 0:
+        if sum(counts.values()) % CHECK_LINES == 0:
             kept.check()
     return counts
 
@@ -120,38 +123,52 @@ def _never_ran(transaction: Session, batch_id: UUID) -> Iterator[Record]:
         yield Record(line, FAILED, answers.never_ran_line(custom_id, LineState(state)))
 
 
-def merged(storage: Storage, keys: Sequence[str], folder: Path) -> Iterator[Record]:
-    """The records of all these parts by line; `folder` takes the runs of a merge of many."""
-    if len(keys) <= FAN_IN:
-        return _merge([_read_part(storage, key) for key in keys])
-    runs: list[Path] = []
-    remaining = iter(keys)
-    while group := list(islice(remaining, FAN_IN)):
-        runs.append(_spool(_merge([_read_part(storage, key) for key in group]), folder))
-    while len(runs) > FAN_IN:
-        first, runs = runs[:FAN_IN], runs[FAN_IN:]
-        runs.append(_spool(_merge([_read_run(run) for run in first]), folder))
-        for run in first:
-            run.unlink()
-    return _merge([_read_run(run) for run in runs])
+def fan_in(longest: int) -> int:
+    """How many parts may be merged at once: each holds a block and its longest line in memory."""
+    return max(2, min(FAN_IN, MERGE_BYTES // (BLOCK + longest)))
+
+
+def merge_parts(
+    storage: Storage, keys: Sequence[str], *, fan_in: int, check: Callable[[], None]
+) -> Iterator[Record]:
+    """The records of all these parts by line. A merge of many parts goes by runs on local disk,
+    which have no name there: they are gone with the process, however it ends.
+
+    `check` is called now and then and may raise.
+    """
+    if len(keys) <= fan_in:
+        yield from _merge([_read_part(storage, key) for key in keys])
+        return
+    with ExitStack() as stack:
+        runs: deque[BinaryIO] = deque()
+        remaining = iter(keys)
+        while group := list(islice(remaining, fan_in)):
+            runs.append(_spool(stack, _merge([_read_part(storage, key) for key in group]), check))
+        while len(runs) > fan_in:
+            first = [runs.popleft() for _ in range(fan_in)]
+            runs.append(_spool(stack, _merge([_read_run(run) for run in first]), check))
+            for run in first:
+                run.close()
+        yield from _merge([_read_run(run) for run in runs])
 
 
 def _merge(sources: Sequence[Iterator[Record]]) -> Iterator[Record]:
     return heapq.merge(*sources, key=lambda record: record.line)
 
 
-def _spool(records: Iterable[Record], folder: Path) -> Path:
-    run = folder / new_id().hex
-    with run.open("wb") as out:
-        for record in records:
-            out.write(encode(record))
+def _spool(stack: ExitStack, records: Iterable[Record], check: Callable[[], None]) -> BinaryIO:
+    run = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+    for number, record in enumerate(records):
+        if number % CHECK_LINES == 0:
+            check()
+        run.write(encode(record))
+    run.seek(0)
     return run
 
 
-def _read_run(run: Path) -> Iterator[Record]:
-    with run.open("rb") as lines_of_run:
-        for raw in lines_of_run:
-            yield decode(raw[:-1])
+def _read_run(run: BinaryIO) -> Iterator[Record]:
+    for raw in run:
+        yield decode(raw[:-1])
 
 
 def _read_part(storage: Storage, key: str) -> Iterator[Record]:

@@ -11,6 +11,9 @@ from service import logs
 from service.settings import Settings
 from service.wake import CPU_QUEUE
 
+SWEEP_TICKS = 5
+"""Bytes may go some ticks later than they could."""
+
 ABORT_S = 900.0
 """So often the store is asked for writes that nobody will finish; a listing costs it something."""
 
@@ -34,6 +37,11 @@ def make_app(settings: Settings, *, include: tuple[str, ...]) -> Celery:
                 "schedule": settings.tick_s,
                 # A tick that waited longer than the next few is worth nothing.
                 "options": {"queue": CPU_QUEUE, "expires": settings.tick_s * 3},
+            },
+            "sweep": {
+                "task": "halfrate.sweep",
+                "schedule": settings.tick_s * SWEEP_TICKS,
+                "options": {"queue": CPU_QUEUE, "expires": settings.tick_s * SWEEP_TICKS},
             },
             "abort_abandoned": {
                 "task": "halfrate.abort_abandoned",

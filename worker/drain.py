@@ -113,6 +113,10 @@ class Drain:
             except LeaseLost:
                 event.info("lease lost, work dropped")
             # The loop must outlive its shard: the next one may be another tenant's.
+            except OUTAGES as error:
+                # The part that is away says so often enough; here one line does.
+                event.warning("part away, shard to be tried again", reason=type(error).__name__)
+                self._give_up(lease, error, alone=alone)
             except Exception as error:  # noqa: BLE001 - logged, and the claim given up
                 event.exception("shard failed, to be tried again", alone=alone)
                 self._give_up(lease, error, alone=alone)
@@ -139,3 +143,5 @@ class Drain:
                     queue.give_up(transaction, lease, now=now)
         except LeaseLost:
             log.info("lease lost, nothing to give up", shard=lease.id.hex)
+        except OUTAGES:
+            log.warning("shard not given up, its lease will fall", shard=lease.id.hex)

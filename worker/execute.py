@@ -1,10 +1,9 @@
 """How is a claimed shard run? Bodies in, engine requests out, finished lines written back."""
 
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from enum import Enum
 from typing import assert_never
 
 import orjson
@@ -20,6 +19,7 @@ from engine.request import (
     Result,
 )
 from engine.surface import TokenizerLike
+from service.batch import BatchStatus
 from service.bodies.check import InvalidBody, Rules
 from service.catalog import Model
 from service.clock import Clock
@@ -28,19 +28,20 @@ from service.db.lines import PendingLine
 from service.db.models import Batch, File
 from service.db.queue import ClaimedShard
 from service.faults import Fault
-from service.storage import Storage
 from worker import answers, prompts, retry
 from worker.answers import Answered
 from worker.engine_loop import EngineLoop, Inbox
+from worker.fetch import fetch
 from worker.lease import KeptLease
 from worker.resources import Resources
 from worker.retry import LineFailure
 from worker.write_back import flush
 
 POLL_S = 0.5
-READERS = 8
-JOIN_GAP = 64 * 1024
-JOIN_MOST = 4 * 1024 * 1024
+
+DEATHS = 2
+"""After the first death of its worker a shard runs alone; after so many it is cut in halves, until
+the line that kills workers stands by itself. One that still does is not tried again."""
 
 _FAILURES = {
     FailureReason.TOO_LONG: LineFailure.TOO_LONG,
@@ -57,6 +58,13 @@ class ModelOnLoop:
     model: Model
     tokenizer: TokenizerLike
     loop: EngineLoop
+
+
+class GivenUp(Enum):
+    """Why lines are answered with 500 instead of being tried again: the message to the client."""
+
+    INTERNAL_ERROR = "This request failed for a reason of the service's own."
+    WORKER_CRASH = "This request ended the worker that ran it, each time it was tried."
 
 
 @dataclass(slots=True)
@@ -103,8 +111,10 @@ class ShardRun:
         self._places: dict[Hashable, tuple[int, int]] = {}
         self._finished: list[Answered] = []
         self._later: list[_Later] = []
+        # Where the shard is only to be cut: the lines of each half.
+        self._halves: tuple[Sequence[int], ...] = ()
         self._sequence = 0
-        self._flushed_at = clock()
+        self._begun_at = self._flushed_at = clock()
 
     def run(self) -> bool:
         """Answer every line, or hand back at a cancel or shutdown. True where the batch closed.
@@ -137,19 +147,31 @@ class ShardRun:
                 .where(Batch.id == lease.batch_id)
             ).one()
             rows = lines.pending(transaction, lease.batch_id, self._shard.lines)
-        if self._shard.failures >= self._resources.settings.max_attempts:
-            fault = Fault(
-                "This request failed for a reason of the service's own.", None, "internal_error"
-            )
+        failure = self._given_up(rows)
+        if failure is not None:
+            fault = Fault(failure.value, None, failure.name.lower())
             self._finished = [
                 answers.refused(row.line, row.custom_id, fault, status_code=500) for row in rows
             ]
+            return
+        if len(rows) > 1 and self._shard.deaths >= DEATHS:
+            left = {row.line for row in rows}
+            ordered = [line for line in self._shard.lines if line in left]
+            self._halves = (ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :])
             return
         for row, raw in fetch(self._resources.storage, file.storage_key, rows):
             self._prepare(row, raw, batch.endpoint)
         place = {line: position for position, line in enumerate(self._shard.lines)}
         for one in sorted(self._running.values(), key=lambda each: place[each.row.line]):
             self._on.loop.submit(one.requests, self._inbox)
+
+    def _given_up(self, rows: Sequence[PendingLine]) -> GivenUp | None:
+        """Why the shard's lines are not tried again, if so."""
+        if self._shard.failures >= self._resources.settings.max_attempts:
+            return GivenUp.INTERNAL_ERROR
+        if len(rows) == 1 and self._shard.deaths > DEATHS:
+            return GivenUp.WORKER_CRASH
+        return None
 
     def _prepare(self, row: PendingLine, raw: bytes, endpoint: str) -> None:
         lease = self._shard.lease
@@ -237,8 +259,8 @@ class ShardRun:
                 assert_never(unreachable)
 
     def _now(self) -> datetime:
-        with self._resources.database.transaction() as transaction:
-            return session.now(transaction)
+        """Postgres's clock, as it stood at the claim and moved on by ours."""
+        return self._shard.claimed_at + timedelta(seconds=self._clock() - self._begun_at)
 
     def _abort(self) -> None:
         left = [request.id for one in self._running.values() for request in one.requests]
@@ -248,7 +270,9 @@ class ShardRun:
     def _flush(self) -> None:
         self._flushed_at = self._clock()
         finished, self._finished = self._finished, []
-        flush(self._resources, self._shard.lease, self._on.model, self._sequence, finished)
+        status = flush(self._resources, self._shard.lease, self._on.model, self._sequence, finished)
+        if status is BatchStatus.CANCELLING:
+            self._kept.cancel()
         self._sequence += 1
 
     def _settle(self) -> bool:
@@ -258,6 +282,7 @@ class ShardRun:
             queue.lock_batch(transaction, lease.batch_id)
             queue.settle(transaction, lease)
             self._postpone(transaction)
+            self._cut(transaction, now)
             return batches.advance(transaction, lease.batch_id, now)
 
     def _postpone(self, transaction: Session) -> None:
@@ -275,49 +300,18 @@ class ShardRun:
                 until=until,
             )
         cost = max(1, self._shard.cost * len(self._later) // len(self._shard.lines))
-        shard = (self._shard.model, [later.line for later in self._later], cost)
+        shard = queue.NewShard(self._shard.model, [later.line for later in self._later], cost)
         queue.add_shards(transaction, lease.batch_id, [shard], not_before=until)
+
+    def _cut(self, transaction: Session, now: datetime) -> None:
+        """Halves of a shard that ended its worker: each of them will run alone."""
+        shards = [
+            queue.NewShard(self._shard.model, half, max(1, self._shard.cost // 2), deaths=1)
+            for half in self._halves
+        ]
+        queue.add_shards(transaction, self._shard.lease.batch_id, shards, not_before=now)
 
     def _hand_back(self) -> bool:
         lease = self._shard.lease
         with self._resources.database.transaction() as transaction:
             return batches.hand_back(transaction, lease, session.now(transaction))
-
-
-def fetch(
-    storage: Storage, key: str, rows: Sequence[PendingLine]
-) -> Iterator[tuple[PendingLine, bytes]]:
-    """The bytes of each line. `rows` come by offset; near ones are read together, and no more than
-    READERS reads are ahead of what is taken: lines that are refused are many bytes of no cost."""
-
-    def read(group: list[PendingLine]) -> list[tuple[PendingLine, bytes]]:
-        start = group[0].byte_offset
-        end = group[-1].byte_offset + group[-1].byte_length
-        data = storage.read(key, start, end - start)
-        return [
-            (row, data[row.byte_offset - start : row.byte_offset - start + row.byte_length])
-            for row in group
-        ]
-
-    with ThreadPoolExecutor(READERS, thread_name_prefix="fetch") as readers:
-        ahead: deque[Future[list[tuple[PendingLine, bytes]]]] = deque()
-        for group in _near(rows):
-            ahead.append(readers.submit(read, group))
-            if len(ahead) == READERS:
-                yield from ahead.popleft().result()
-        while ahead:
-            yield from ahead.popleft().result()
-
-
-def _near(rows: Sequence[PendingLine]) -> Iterator[list[PendingLine]]:
-    group: list[PendingLine] = []
-    for row in rows:
-        if group:
-            end = group[-1].byte_offset + group[-1].byte_length
-            whole = row.byte_offset + row.byte_length - group[0].byte_offset
-            if row.byte_offset - end > JOIN_GAP or whole > JOIN_MOST:
-                yield group
-                group = []
-        group.append(row)
-    if group:
-        yield group

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Self
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from service.batch import BatchStatus
 from service.db import queue, session
@@ -104,15 +103,14 @@ class Keeper:
         for one in kept:
             try:
                 self._renew(one)
-            except SQLAlchemyError as error:
-                log.warning(
-                    "lease not renewed", lease=str(one.lease.id), error=type(error).__name__
-                )
+            # Without this thread every claim of the process would fall: nothing may end it.
+            except Exception as error:  # noqa: BLE001 - as above
+                log.warning("lease not renewed", lease=one.lease.id.hex, error=repr(error)[:200])
         if self._also is not None:
             try:
                 self._also()
-            except SQLAlchemyError as error:
-                log.warning("heartbeat not written", error=type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - as above
+                log.warning("heartbeat not written", error=repr(error)[:200])
 
     def _renew(self, one: KeptLease) -> None:
         try:

@@ -1,13 +1,14 @@
-"""What do uploads and keys leave behind, and when may it go?
+"""What do files, uploads and keys leave behind, and when may it go?
 
-Doing any of it twice, or in two workers at once, is harmless.
+Doing any of it twice, or in two workers at once, is harmless. It talks to the object store, so it
+runs apart from the tick, by one process at a time: a store that hangs must not hold up the clock.
 """
 
 from datetime import timedelta
 
 import structlog
 
-from service.db import idempotency, session, uploads
+from service.db import idempotency, queue, session, sweep, uploads
 from service.storage import StorageError
 from worker.resources import Resources
 
@@ -15,6 +16,32 @@ log = structlog.get_logger()
 
 ABANDONED_AFTER = timedelta(days=1)
 """Nothing that this service writes takes so long: whoever was at it has died."""
+
+
+def sweep_all(resources: Resources) -> None:
+    """Everything below that is done every few seconds, unless another process is at it."""
+    with queue.only_one(resources.database.engine, queue.SWEEP) as alone:
+        if not alone:
+            return
+        sweep_files(resources)
+        sweep_uploads(resources)
+        sweep_idempotency_keys(resources)
+
+
+def sweep_files(resources: Resources) -> None:
+    """Expire files by the clock; remove the bytes of those that are deleted and not needed."""
+    with resources.database.transaction() as transaction:
+        sweep.expire_files(transaction, session.now(transaction))
+        removable = sweep.removable(transaction)
+    if not removable:
+        return
+    try:
+        resources.storage.delete([key for _, key in removable])
+    except StorageError as error:
+        log.warning("files not removed yet", number=len(removable), error=str(error))
+        return
+    with resources.database.transaction() as transaction:
+        sweep.removed(transaction, [file for file, _ in removable], session.now(transaction))
 
 
 def sweep_uploads(resources: Resources) -> None:

@@ -19,7 +19,7 @@ from service.bodies.check import InvalidBody, Rules
 from service.catalog import Catalog, Model, ModelKind
 from service.db import batches, queue, session, workers
 from service.db.models import Batch, File
-from service.jsonl import split
+from service.jsonl import RawLine, split
 from worker import prompts
 from worker.lease import KeptLease
 from worker.resources import Resources
@@ -72,19 +72,24 @@ def plan(resources: Resources, kept: KeptLease) -> None:
         ).one()
         speeds = workers.speeds(transaction)
     counter = _Counter(resources, batch.endpoint, kept)
-    costs = counter.count(resources.storage.stream(file.storage_key))
+    # Every line was found small enough; a limit that was lowered since then must not lose one.
+    chunks = resources.storage.stream(file.storage_key)
+    costs = counter.count(split(chunks, limit=max(1, file.bytes)))
     budgets = [
         _speed(resources.catalog, speeds, model) * resources.settings.shard_s
         for model in counter.models
     ]
-    shards = [(counter.models[model], lines, cost) for model, lines, cost in cut(costs, budgets)]
+    shards = (
+        queue.NewShard(counter.models[model], lines, cost)
+        for model, lines, cost in cut(costs, budgets)
+    )
     with resources.database.transaction() as transaction:
         now = session.now(transaction)
         queue.lock_batch(transaction, batch_id)
         queue.settle(transaction, kept.lease)
-        queue.add_shards(transaction, batch_id, shards, not_before=now)
+        number = queue.add_shards(transaction, batch_id, shards, not_before=now)
         batches.advance(transaction, batch_id, now)
-    log.info("planned", batch=batch_id.hex, lines=len(costs.line), shards=len(shards))
+    log.info("planned", batch=batch_id.hex, lines=len(costs.line), shards=number)
     for model in counter.models:
         resources.waker.drain(model)
 
@@ -111,10 +116,10 @@ class _Counter:
         """The models named, in the order of their first lines."""
         return list(self._indices)
 
-    def count(self, chunks: Iterable[bytes]) -> Costs:
+    def count(self, raw_lines: Iterable[RawLine]) -> Costs:
         line, model, tokens = array("i"), array("i"), array("i")
         prefix = array("Q")
-        for found in split(chunks, limit=self._resources.settings.max_line_bytes):
+        for found in raw_lines:
             if found.number % 1_000 == 0:
                 self._kept.check_cancelling()
             if found.raw is None:

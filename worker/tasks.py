@@ -52,6 +52,12 @@ def tick() -> None:
     ticking.tick(of_cpu_process())
 
 
+@app.task(name="halfrate.sweep")
+def sweep() -> None:
+    """Remove the bytes that nobody needs."""
+    leftovers.sweep_all(of_cpu_process())
+
+
 @app.task(name="halfrate.abort_abandoned")
 def abort_abandoned() -> None:
     """Give up what nobody will finish writing."""

@@ -1,17 +1,20 @@
 """What does the beat set right every few seconds? Whatever a lost message or a dead worker left.
 
 Each duty is a transaction of its own, and doing one twice, or in two workers at once, is harmless.
+No duty waits for another: one that fails is logged and done again at the next tick. Nothing here
+touches the object store, which may hang; that is the sweep's (`worker.leftovers`).
 """
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
+from uuid import UUID
 
 import structlog
 
 from service.batch import StageName
-from service.db import batches, queue, session, sweep, webhooks, workers
+from service.db import batches, queue, session, webhooks, workers
 from service.db.session import Database
-from service.storage import StorageError
-from worker import leftovers
 from worker.resources import Resources
 
 log = structlog.get_logger()
@@ -21,16 +24,25 @@ SILENT_LEASES = 3
 
 
 def tick(resources: Resources) -> None:
-    """Reap leases, enforce windows, close what is done, remove bytes, wake who has work."""
+    """Reap leases, enforce windows, close what is done, wake who has work."""
     database = resources.database
-    reap(database)
-    close_due(database)
-    close_stalled(database)
-    sweep_files(resources)
-    leftovers.sweep_uploads(resources)
-    leftovers.sweep_idempotency_keys(resources)
-    sweep_deliveries(database)
-    wake(resources)
+    duties: tuple[Callable[[], None], ...] = (
+        lambda: reap(database),
+        lambda: close_due(database),
+        lambda: close_stalled(database),
+        lambda: sweep_deliveries(database),
+        lambda: wake(resources),
+    )
+    for duty in duties:
+        _do(duty)
+
+
+def _do(duty: Callable[[], None]) -> None:
+    try:
+        duty()
+    # Every duty must outlive the others: one poison batch must not stop everybody's clock.
+    except Exception:
+        log.exception("duty of the tick failed")
 
 
 def reap(database: Database) -> None:
@@ -52,9 +64,13 @@ def close_due(database: Database) -> None:
     with database.transaction() as transaction:
         due = batches.due_to_expire(transaction, session.now(transaction))
     for batch_id in due:
-        with database.transaction() as transaction:
-            if batches.expire(transaction, batch_id, session.now(transaction)):
-                log.info("batch window ended", batch=batch_id.hex)
+        _do(partial(_expire, database, batch_id))
+
+
+def _expire(database: Database, batch_id: UUID) -> None:
+    with database.transaction() as transaction:
+        if batches.expire(transaction, batch_id, session.now(transaction)):
+            log.info("batch window ended", batch=batch_id.hex)
 
 
 def close_stalled(database: Database) -> None:
@@ -62,24 +78,12 @@ def close_stalled(database: Database) -> None:
     with database.transaction() as transaction:
         stalled = batches.stalled(transaction)
     for batch_id in stalled:
-        with database.transaction() as transaction:
-            batches.advance(transaction, batch_id, session.now(transaction))
+        _do(partial(_advance, database, batch_id))
 
 
-def sweep_files(resources: Resources) -> None:
-    """Expire files by the clock; remove the bytes of those that are deleted and not needed."""
-    with resources.database.transaction() as transaction:
-        sweep.expire_files(transaction, session.now(transaction))
-        removable = sweep.removable(transaction)
-    if not removable:
-        return
-    try:
-        resources.storage.delete([key for _, key in removable])
-    except StorageError as error:
-        log.warning("files not removed yet", number=len(removable), error=str(error))
-        return
-    with resources.database.transaction() as transaction:
-        sweep.removed(transaction, [file for file, _ in removable], session.now(transaction))
+def _advance(database: Database, batch_id: UUID) -> None:
+    with database.transaction() as transaction:
+        batches.advance(transaction, batch_id, session.now(transaction))
 
 
 def sweep_deliveries(database: Database) -> None:

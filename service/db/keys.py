@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.db.models import ApiKey, Project, Right
@@ -73,25 +73,22 @@ def create_key(session: Session, project_id: UUID, name: str, right: Right) -> t
     return key, plaintext
 
 
-def use(session: Session, plaintext: str) -> ApiKey | None:
-    """The key that `plaintext` is, unless it was revoked; asked for anew at each request.
+def find(session: Session, plaintext: str) -> ApiKey | None:
+    """The key that `plaintext` is, unless it was revoked."""
+    return _found(session, plaintext)[0]
 
-    Its use is stamped at most once a minute, so that reading does not turn into writing.
+
+def use(session: Session, plaintext: str) -> ApiKey | None:
+    """As `find`, for a request: its use is stamped.
+
+    At most once a minute, so that reading does not turn into writing.
     """
-    long_ago = func.clock_timestamp() - USE_RECORDED_EVERY
-    stale = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= long_ago)
-    digest = _digest(plaintext)
-    found = session.execute(
-        select(ApiKey, stale).where(ApiKey.hash == digest, ApiKey.revoked_at.is_(None))
-    ).one_or_none()
-    if found is None or not hmac.compare_digest(found[0].hash, digest):
-        return None
-    key, is_stale = found
-    if is_stale:
+    key, stale = _found(session, plaintext)
+    if key is not None and stale:
         # Looked at again, since many requests may have found it stale at once.
         session.execute(
             update(ApiKey)
-            .where(ApiKey.id == key.id, stale)
+            .where(ApiKey.id == key.id, _stale())
             .values(last_used_at=func.clock_timestamp())
             .execution_options(synchronize_session=False)
         )
@@ -122,6 +119,21 @@ def hint(plaintext: str) -> str:
     if len(rest) < 4 * SHOWN_CHARACTERS or not rest.isascii() or not rest.isprintable():
         return f"{start}…"
     return f"{start}…{rest[-SHOWN_CHARACTERS:]}"
+
+
+def _found(session: Session, plaintext: str) -> tuple[ApiKey | None, bool]:
+    """The key, and whether its stamp is old: one statement, since each request begins with it."""
+    digest = _digest(plaintext)
+    query = select(ApiKey, _stale()).where(ApiKey.hash == digest, ApiKey.revoked_at.is_(None))
+    row = session.execute(query).one_or_none()
+    if row is None or not hmac.compare_digest(row[0].hash, digest):
+        return None, False
+    return row[0], row[1]
+
+
+def _stale() -> ColumnElement[bool]:
+    long_ago = func.clock_timestamp() - USE_RECORDED_EVERY
+    return or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= long_ago)
 
 
 def _digest(plaintext: str) -> bytes:

@@ -7,14 +7,14 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-import psycopg
 from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from service.batch import LineState
+from service.batch import BatchStatus, LineState
 from service.db import queue
 from service.db.models import Batch, Part, RequestLine, UsageEntry
+from service.db.session import driver
 from service.ids import new_id
 
 
@@ -64,14 +64,6 @@ class NewPart:
     model: str
     standard_cost: Decimal
     paid_cost: Decimal
-
-
-def driver(session: Session) -> psycopg.Connection[Any]:
-    """The psycopg connection under the session, for COPY."""
-    connection = session.connection().connection.driver_connection
-    if not isinstance(connection, psycopg.Connection):
-        raise TypeError("the database driver is not psycopg")
-    return connection
 
 
 def copy_in(session: Session, batch_id: UUID, rows: Iterable[NewLine]) -> int:
@@ -170,8 +162,10 @@ _ANSWER = text(
 
 def record(
     session: Session, lease: queue.Lease, part: NewPart, answers: Sequence[Answer], now: datetime
-) -> None:
+) -> BatchStatus:
     """Write back: the part, its lines' answers, the batch's counts and sums, and the ledger.
+
+    Answers the batch's status, by which a worker learns of a cancel.
 
     Raises LeaseLost, and then nothing of it stands. Doing it twice (a commit of unknown outcome)
     leaves the same rows.
@@ -180,7 +174,7 @@ def record(
     # Before the fence: a part that is recorded stays so, whoever holds the shard by now.
     part_id = _add_part(session, lease, part, len(answers), now)
     if part_id is None:
-        return
+        return batch.status
     queue.hold(session, lease)
     columns: dict[str, list[Any]] = {
         name: [getattr(answer, name) for answer in answers] for name in Answer.__slots__
@@ -217,6 +211,7 @@ def record(
             **used,
         )
     )
+    return batch.status
 
 
 def _add_part(
@@ -263,6 +258,12 @@ def freeze(session: Session, batch_id: UUID, state: LineState) -> None:
         .where(RequestLine.batch_id == batch_id, RequestLine.state == LineState.PENDING)
         .values(state=state, next_try_at=None)
     )
+
+
+def longest_answer(session: Session, batch_id: UUID) -> int:
+    """Bytes of the batch's longest response line so far."""
+    longest = select(func.max(RequestLine.part_length)).where(RequestLine.batch_id == batch_id)
+    return session.scalar(longest) or 0
 
 
 def unanswered(session: Session, batch_id: UUID) -> Iterator[tuple[int, str, LineState]]:

@@ -5,22 +5,27 @@ claim raises `attempt` and sets `lease_expires_at`; whatever the claimer writes 
 that attempt. Locks are taken in one order everywhere: batch, then stage or shard, then lines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, exists, func, select, update
+from sqlalchemy import ColumnElement, Engine, and_, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from service.batch import BatchStatus, ShardState, StageName
 from service.db.models import Batch, Delivery, Shard, Stage
+from service.db.session import driver
 from service.ids import new_id
 
 Claimable = type[Stage] | type[Shard] | type[Delivery]
 
 MAX_BACKOFF = timedelta(seconds=60)
+
+SWEEP = 7307422
+"""The advisory lock of the one process that removes bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class ClaimedShard:
     cost: int
     failures: int
     deaths: int
+    claimed_at: datetime
 
 
 class LeaseLost(Exception):
@@ -87,8 +93,21 @@ def claim_stage(
     return _lease(session, chosen, worker=worker, until=now + lease)
 
 
+@contextmanager
+def only_one(engine: Engine, lock: int) -> Iterator[bool]:
+    """Whether nobody else in any process is inside with this lock; it falls with the connection."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        got = connection.execute(select(func.pg_try_advisory_lock(lock))).scalar_one()
+        try:
+            yield got
+        finally:
+            if got:
+                connection.execute(select(func.pg_advisory_unlock(lock)))
+
+
 def stages_held(session: Session, *, worker: str) -> int:
-    """How many stages that worker holds at this moment."""
+    """How many stages that worker holds; until commit none of its processes claims another."""
+    session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(worker, 0))))
     return session.execute(
         select(func.count())
         .select_from(Stage)
@@ -121,6 +140,7 @@ def claim_shard(
         cost=chosen.cost,
         failures=chosen.failures,
         deaths=chosen.deaths,
+        claimed_at=now,
     )
 
 
@@ -286,35 +306,39 @@ def _end(session: Session, lease: Lease, **values: object) -> None:
         raise LeaseLost(lease)
 
 
+@dataclass(frozen=True, slots=True)
+class NewShard:
+    """A slice of a batch's lines, of one model, in the order in which they should run."""
+
+    model: str
+    lines: Sequence[int]
+    cost: int
+    deaths: int = 0
+
+
 def add_shards(
-    session: Session,
-    batch_id: UUID,
-    shards: Sequence[tuple[str, list[int], int]],
-    *,
-    not_before: datetime,
-) -> None:
-    """Append shards (model, lines, cost) behind those the batch has. The batch must be locked."""
+    session: Session, batch_id: UUID, shards: Iterable[NewShard], *, not_before: datetime
+) -> int:
+    """COPY shards in, behind those the batch has; answers how many. The batch must be locked.
+
+    They stream: a batch of a million long lines has a million shards, and none is kept here.
+    """
     first = session.execute(
         select(func.coalesce(func.max(Shard.ordinal) + 1, 0)).where(Shard.batch_id == batch_id)
     ).scalar_one()
-    rows = [
-        {
-            "id": new_id(),
-            "batch_id": batch_id,
-            "ordinal": first + position,
-            "model": model,
-            "lines": lines,
-            "cost": cost,
-            "state": ShardState.READY,
-            "attempt": 0,
-            "not_before": not_before,
-            "failures": 0,
-            "deaths": 0,
-        }
-        for position, (model, lines, cost) in enumerate(shards)
-    ]
-    if rows:
-        session.execute(insert(Shard), rows)
+    count = 0
+    with driver(session).cursor() as cursor, cursor.copy(_COPY_SHARDS) as copy:
+        for count, shard in enumerate(shards, start=1):
+            place, lines = first + count - 1, list(shard.lines)
+            what = (shard.model, lines, shard.cost, not_before, shard.deaths)
+            copy.write_row((new_id(), batch_id, place, *what, ShardState.READY.value, 0, 0))
+    return count
+
+
+_COPY_SHARDS = (
+    "COPY shards (id, batch_id, ordinal, model, lines, cost, not_before, deaths, state, attempt,"
+    " failures) FROM STDIN"
+)
 
 
 def reap(session: Session, now: datetime) -> list[Lease]:

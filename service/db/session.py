@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 
+import psycopg
 from sqlalchemy import create_engine, func, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session, sessionmaker
@@ -42,3 +44,11 @@ def now(session: Session) -> datetime:
     """Postgres's clock: the one by which leases, windows and stamps are written everywhere."""
     stamp: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
     return stamp
+
+
+def driver(session: Session) -> psycopg.Connection[Any]:
+    """The psycopg connection under the session, for COPY."""
+    connection = session.connection().connection.driver_connection
+    if not isinstance(connection, psycopg.Connection):
+        raise TypeError("the database driver is not psycopg")
+    return connection

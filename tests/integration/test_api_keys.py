@@ -18,11 +18,11 @@ def test_a_key_is_found_by_its_plaintext_alone(database: Database) -> None:
     assert plaintext.startswith("sk-hr-")
     assert len(plaintext) == len("sk-hr-") + 43
     with database.transaction() as session:
-        found = keys.use(session, plaintext)
+        found = keys.find(session, plaintext)
         assert found is not None
         assert (found.id, found.project_id, found.rights) == (key.id, project.id, Right.SUBMIT)
         for wrong in ("", plaintext[:-1], plaintext + "x", plaintext.upper(), key.hint):
-            assert keys.use(session, wrong) is None
+            assert keys.find(session, wrong) is None
 
 
 def test_the_database_holds_the_hash_and_four_characters(database: Database) -> None:
@@ -32,7 +32,7 @@ def test_the_database_holds_the_hash_and_four_characters(database: Database) -> 
         _, plaintext = keys.create_key(session, project.id, "other", Right.READ)
     with database.transaction() as session:
         row = session.get(ApiKey, key_id)
-        other = keys.use(session, plaintext)
+        other = keys.find(session, plaintext)
         assert row is not None
         assert other is not None
         assert other.hash == hashlib.sha256(plaintext.encode()).digest()
@@ -47,7 +47,7 @@ def test_a_revoked_key_is_not_found_but_listed(database: Database) -> None:
         key, plaintext = keys.create_key(session, project.id, "ci", Right.READ)
         assert keys.revoke(session, key.id) is not None
     with database.transaction() as session:
-        assert keys.use(session, plaintext) is None
+        assert keys.find(session, plaintext) is None
         (listed,) = keys.keys_of(session, project.id)
         first = listed.revoked_at
         again = keys.revoke(session, key.id)

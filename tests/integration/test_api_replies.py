@@ -120,7 +120,7 @@ def test_a_revoked_key_is_401_from_then_on(api: Api) -> None:
     with api.http(other) as http:
         assert http.get("/v1/models").status_code == 200
         with api.database.transaction() as session:
-            found = keys.use(session, other)
+            found = keys.find(session, other)
             assert found is not None
             keys.revoke(session, found.id)
         _error(http.get("/v1/models"), 401)

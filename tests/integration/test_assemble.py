@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -45,22 +44,20 @@ def reference(storage: Storage, keys: list[str]) -> list[Record]:
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 9, 10, 28])
 @pytest.mark.parametrize("block", [64, 4_096])
 def test_the_merge_equals_a_sort_in_memory(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, block: int
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, number: int, block: int
 ) -> None:
-    # At three parts at a time, 28 make runs of runs of runs.
-    monkeypatch.setattr(assemble, "FAN_IN", 3)
     monkeypatch.setattr(assemble, "BLOCK", block)
     storage = pipeline.resources.storage
     keys = parts(storage, number, 40 if number else 0, seed=number) if number else []
-    merged = list(assemble.merged(storage, keys, tmp_path))
+    # At three parts at a time, 28 make runs of runs of runs.
+    merged = list(assemble.merge_parts(storage, keys, fan_in=3, check=lambda: None))
     assert merged == reference(storage, keys)
     assert len(merged) == (40 if number else 0)
 
 
 def test_no_more_is_open_or_read_ahead_than_the_fan_in_and_a_block_each(
-    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assemble, "FAN_IN", 4)
     monkeypatch.setattr(assemble, "BLOCK", 1_024)
     opened: Counter[str] = Counter()
     most = [0, 0]
@@ -84,8 +81,29 @@ def test_no_more_is_open_or_read_ahead_than_the_fan_in_and_a_block_each(
     expected = reference(storage, keys)
     monkeypatch.setattr(assemble, "_read_part", counted_part)
     monkeypatch.setattr(Storage, "read", counted_read)
-    assert list(assemble.merged(storage, keys, tmp_path)) == expected
+    found = list(assemble.merge_parts(storage, keys, fan_in=4, check=lambda: None))
+    assert found == expected
     assert most == [4, 1_024]
+
+
+def test_the_longer_the_lines_the_fewer_parts_are_merged_at_once() -> None:
+    block, bound = assemble.BLOCK, assemble.MERGE_BYTES
+    assert assemble.fan_in(1_000) == assemble.FAN_IN
+    for longest in (4_000_000, 10_000_000, 100_000_000):
+        assert 2 <= assemble.fan_in(longest) < assemble.FAN_IN
+        assert assemble.fan_in(longest) * (block + longest) <= bound or longest > bound // 3
+    assert assemble.fan_in(10**12) == 2
+
+
+def test_a_long_merge_ends_when_its_lease_is_lost(pipeline: Pipeline) -> None:
+    storage = pipeline.resources.storage
+    keys = parts(storage, 9, 40, seed=5)
+
+    def lost() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        list(assemble.merge_parts(storage, keys, fan_in=3, check=lost))
 
 
 def submitted(pipeline: Pipeline, number: int = 40) -> UUID:

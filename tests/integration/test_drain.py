@@ -12,13 +12,14 @@ import pytest
 
 from engine.request import FailureReason
 from service.batch import BatchStatus, LineState, ShardState
-from service.db import lines, session
+from service.db import lines, queue, session
 from service.storage import StorageError
 from tests import invariants
 from tests.pipeline import Pipeline, embedding_line
 from tests.stand_ins import Breaking, Failing, Misshapen, Watched
 from tests.threads import running, wait_until
 from worker import execute, retry
+from worker.execute import DEATHS
 from worker.resources import Resources
 
 
@@ -321,3 +322,42 @@ def test_far_and_near_lines_are_read_whole(pipeline: Pipeline) -> None:
     pipeline.run()
     batch = invariants.check(pipeline, batch_id)
     assert (batch.completed, batch.failed) == (30, 30)
+
+
+def test_the_line_that_kills_its_worker_is_found_and_the_others_are_answered(
+    pipeline: Pipeline,
+) -> None:
+    """A death is played by a claim whose lease runs out; the poison kills whoever runs it."""
+    batch_id = pipeline.submit([embedding_line(f"{n}", f"text {n}") for n in range(9)])
+    pipeline.validate()
+    pipeline.plan()
+    poison, deaths = 5, 0
+    for _ in range(40):
+        ready = [shard for shard in pipeline.shards(batch_id) if shard.state is ShardState.READY]
+        if not ready:
+            break
+        first = ready[0]
+        # A shard that is only cut, or whose line is given up, runs nothing and so kills nobody.
+        runs = first.deaths < DEATHS or (len(first.lines) == 1 and first.deaths == DEATHS)
+        if poison in first.lines and runs:
+            with pipeline.resources.database.transaction() as transaction:
+                queue.claim_shard(
+                    transaction,
+                    "stub-embed",
+                    worker="doomed",
+                    now=session.now(transaction),
+                    lease=timedelta(0),
+                )
+            pipeline.lose_workers()
+            deaths += 1
+        else:
+            pipeline.drain_one()
+    pipeline.assemble()
+    pipeline.clean()
+    batch = invariants.check(pipeline, batch_id)
+    assert (batch.completed, batch.failed) == (8, 1)
+    (failed,) = pipeline.errors(batch_id)
+    assert failed["custom_id"] == f"{poison - 1}"
+    assert error_of(failed) == (500, "worker_crash")
+    # Two at first, one for each halving of nine lines, and one more of the line by itself.
+    assert deaths <= 2 + 4 + 1

@@ -13,7 +13,7 @@ from service.settings import MIB
 from service.storage import MissingObject, Storage, StorageError
 from service.upload import UploadStatus
 from tests.pipeline import Pipeline
-from worker import leftovers, tick
+from worker import leftovers
 
 
 def begun(pipeline: Pipeline, parts: int = 2) -> Upload:
@@ -91,10 +91,10 @@ def rows(pipeline: Pipeline, table: Any) -> int:
 
 def test_a_pending_upload_is_left_alone(pipeline: Pipeline) -> None:
     upload = begun(pipeline)
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert len(keys_of(pipeline, upload)) == 2
     later(pipeline, timedelta(minutes=59))
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     found = now_is(pipeline, upload)
     assert found is not None
     assert found.status is UploadStatus.PENDING
@@ -105,10 +105,10 @@ def test_an_upload_past_its_time_expires_once_a_late_completion_has_had_its_chan
 ) -> None:
     upload = begun(pipeline)
     later(pipeline, timedelta(hours=1) + uploads.JOIN_GRACE - timedelta(minutes=1))
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert len(keys_of(pipeline, upload)) == 2
     later(pipeline, timedelta(minutes=1))
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     found = now_is(pipeline, upload)
     assert found is not None
     assert found.status is UploadStatus.EXPIRED
@@ -128,17 +128,17 @@ def test_the_parts_of_an_ended_upload_go_and_a_day_later_its_row(
             held = uploads.hold(transaction, upload.project_id, upload.id)
             assert held is not None
             uploads.cancel(transaction, held, session.now(transaction))
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert keys_of(pipeline, upload) == []
     assert rows(pipeline, UploadPart) == 0
     found = now_is(pipeline, upload)
     assert found is not None
     assert found.status == end
     later(pipeline, uploads.KEPT - timedelta(minutes=1))
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert now_is(pipeline, upload) is not None
     later(pipeline, timedelta(minutes=1))
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert now_is(pipeline, upload) is None
     assert rows(pipeline, File) == (1 if end == "completed" else 0)
 
@@ -163,9 +163,9 @@ def test_more_uploads_than_one_tick_takes_go_by_and_by(pipeline: Pipeline) -> No
     for _ in range(25):
         begun(pipeline, 1)
     later(pipeline, timedelta(hours=2))
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert rows(pipeline, UploadPart) == 5
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert rows(pipeline, UploadPart) == 0
 
 
@@ -185,7 +185,7 @@ def test_a_key_that_has_run_out_is_forgotten(pipeline: Pipeline) -> None:
                 )
             )
     later(pipeline, timedelta(hours=1))
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert rows(pipeline, IdempotencyKey) == 1
 
 

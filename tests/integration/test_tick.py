@@ -3,23 +3,27 @@
 import threading
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
 import redis
 from sqlalchemy import select, text, update
+from sqlalchemy.orm import Session
 
 from service.batch import TERMINAL, BatchStatus, ShardState, StageName
-from service.db import queue, session, workers
+from service.db import batches, queue, session, workers
 from service.db.models import Batch, File, Worker
+from service.storage import Storage
 from service.wake import engine_queue
 from tests import invariants
 from tests.pipeline import Pipeline, embedding_line
 from tests.stand_ins import Watched
 from tests.threads import running
-from worker import tick
+from worker import leftovers, stages, tick
 from worker.engine_process import EngineProcess, UnknownModel, serving
+from worker.lease import KeptLease
+from worker.resources import Resources
 
 
 def submitted(pipeline: Pipeline, number: int = 4) -> UUID:
@@ -95,11 +99,11 @@ def test_a_deleted_file_keeps_its_bytes_until_its_batch_has_ended(pipeline: Pipe
         file = transaction.get_one(File, pipeline.batch(batch_id).input_file_id)
         key = file.storage_key
         file.deleted_at = session.now(transaction)
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert storage.size(key) > 0
     pipeline.run()
     invariants.check(pipeline, batch_id)
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert list(storage.list(key)) == []
     with database.transaction() as transaction:
         assert transaction.get_one(File, file.id).removed_at is not None
@@ -112,10 +116,82 @@ def test_a_file_past_its_time_leaves_and_its_bytes_go(pipeline: Pipeline) -> Non
         file = transaction.get_one(File, pipeline.batch(batch_id).output_file_id)
         file.expires_at = session.now(transaction)
         key = file.storage_key
-    tick.tick(pipeline.resources)
+    leftovers.sweep_all(pipeline.resources)
     assert list(pipeline.resources.storage.list(key)) == []
     with pipeline.resources.database.transaction() as transaction:
         assert transaction.get_one(File, file.id).deleted_at is not None
+
+
+def test_the_clock_does_not_wait_for_the_store(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_id = submitted(pipeline)
+    pipeline.validate()
+    with pipeline.resources.database.transaction() as transaction:
+        file = transaction.get_one(File, pipeline.batch(batch_id).input_file_id)
+        file.deleted_at = session.now(transaction)
+    pipeline.end_window(batch_id)
+
+    def touched(*_: object, **__: object) -> None:
+        pytest.fail("the tick touched the store, which may hang")
+
+    for name in ("delete", "list", "read", "put", "size"):
+        monkeypatch.setattr(Storage, name, touched)
+    tick.tick(pipeline.resources)
+    assert pipeline.batch(batch_id).frozen_at is not None
+
+
+def test_a_duty_that_fails_stops_no_other(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned, due = submitted(pipeline), submitted(pipeline)
+    pipeline.validate()
+    for batch_id in (poisoned, due):
+        pipeline.end_window(batch_id)
+    expire = batches.expire
+
+    def fails_for_one(transaction: Session, batch_id: UUID, now: datetime) -> bool:
+        if batch_id == poisoned:
+            raise RuntimeError("a bug")
+        return expire(transaction, batch_id, now)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("another bug")
+
+    monkeypatch.setattr(batches, "expire", fails_for_one)
+    monkeypatch.setattr(tick, "reap", fails)
+    tick.tick(pipeline.resources)
+    assert pipeline.batch(poisoned).frozen_at is None
+    assert pipeline.batch(due).frozen_at is not None
+
+
+def test_only_one_process_sweeps(pipeline: Pipeline) -> None:
+    engine = pipeline.resources.database.engine
+    with queue.only_one(engine, queue.SWEEP) as first, queue.only_one(engine, queue.SWEEP) as other:
+        assert (first, other) == (True, False)
+    with queue.only_one(engine, queue.SWEEP) as again:
+        assert again
+
+
+def test_processes_that_claim_at_once_keep_to_their_worker_s_share(pipeline: Pipeline) -> None:
+    held = pipeline.resources.worker_settings.stage_slots
+    for _ in range(6):
+        submitted(pipeline, 1)
+    gate = threading.Barrier(6)
+    most: list[int] = []
+
+    def count(_: Resources, kept: KeptLease) -> None:
+        with pipeline.resources.database.transaction() as transaction:
+            most.append(queue.stages_held(transaction, worker=pipeline.resources.name))
+            queue.settle(transaction, kept.lease)
+
+    def process() -> None:
+        gate.wait(20)
+        stages.run_ready(pipeline.resources, StageName.VALIDATE, count)
+
+    with running(*[process] * 6):
+        pass
+    assert 1 <= max(most) <= held
 
 
 def test_a_worker_not_heard_of_is_forgotten(pipeline: Pipeline) -> None:
