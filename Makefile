@@ -40,13 +40,15 @@ bench: setup .venv/.installed-dev
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "halfrate needs Python 3.11 or newer; say which: make PYTHON=python3.12 …"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) -e '.[worker,embedded,examples]'
-	touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing into .venv; the first time takes a minute or two …"
+	@$(INSTALL) -e '.[worker,embedded,examples]'
+	@touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(INSTALL) -e '.[worker,embedded,examples,dev]'
-	touch $@
+	@echo "Installing what the tests need …"
+	@$(INSTALL) -e '.[worker,embedded,examples,dev]'
+	@touch $@
 
 # Newest versions that pyproject.toml allows, frozen. Torch without its build: that is the index's.
 lock:

@@ -61,8 +61,7 @@ def start(part: Part, *, log: Path, environment: Mapping[str, str]) -> Child:
     `environment` goes over the part's own; it holds the MARKER.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    if log.exists() and log.stat().st_size > LOG_BYTES:
-        log.replace(log.with_suffix(".log.1"))
+    trim(log)
     variables = {
         "PATH": os.defpath,
         "LC_ALL": "C.UTF-8",
@@ -93,6 +92,17 @@ def start(part: Part, *, log: Path, environment: Mapping[str, str]) -> Child:
     except psutil.Error:  # already gone; whoever polls will see it
         created = 0.0
     return Child(part, process, created)
+
+
+def trim(log: Path) -> None:
+    """Keep a log from filling the disk: what is too long becomes `.log.1`, in place of the last.
+
+    It is copied and emptied, since the part goes on appending to the same file; what it writes
+    between the two is lost.
+    """
+    if log.exists() and log.stat().st_size > LOG_BYTES:
+        shutil.copyfile(log, log.with_suffix(".log.1"))
+        os.truncate(log, 0)
 
 
 def stop(children: Sequence[Child], hurried: Callable[[], bool] = lambda: False) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from service.stack.part import Part, PartState, StackError
 from service.stack.ports import is_free
-from service.stack.process import MARKER, Child, start, stop, tail
+from service.stack.process import MARKER, Child, start, stop, tail, trim
 
 PORT_TRIES = 3
 POLL_S = 0.1
@@ -131,6 +131,7 @@ class Roster:
             self._fell(member, child, f"was not ready after {member.part.start_s:g} s")
         elif member.state is PartState.RUNNING and age > STEADY_S:
             member.falls = 0
+            trim(self.log(member.part.name))
 
     def _fell(self, member: Member, child: Child, how: str) -> None:
         child.kill()

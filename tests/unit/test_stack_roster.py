@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from service.stack import process
 from service.stack.part import Part, PartState, StackError, StopStep
 from service.stack.ports import LOOPBACK, choose
 from service.stack.roster import LONGEST_DELAY_S, Roster, delay
@@ -197,3 +198,19 @@ def test_a_part_finds_its_temporary_folder_in_the_home(tmp_path: Path, roster: R
     roster.begin(lambda: part_of(tmp_path, "/bin/sh", "-c", "echo $TMPDIR; exec sleep 600"))
 
     until(lambda: roster.log("small").read_text() == f"{tmp_path}/tmp\n")
+
+
+def test_a_log_that_is_too_long_starts_over_under_a_part_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LOG_BYTES", 10)
+    log = tmp_path / "part.log"
+    with log.open("ab", buffering=0) as part:
+        part.write(b"short")
+        process.trim(log)
+        assert log.read_bytes() == b"short"
+        part.write(b" and longer")
+        process.trim(log)
+        part.write(b"next")
+    assert log.read_bytes() == b"next"
+    assert log.with_suffix(".log.1").read_bytes() == b"short and longer"
