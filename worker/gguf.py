@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
-from transformers.utils.logging import disable_progress_bar
 
 
 def convert(gguf: Path, target: Path) -> None:
@@ -15,8 +14,6 @@ def convert(gguf: Path, target: Path) -> None:
 
     Raises what transformers raises for a file it cannot read.
     """
-    # Bars for every tensor say nothing to whoever fetches a model.
-    disable_progress_bar()
     place = {"gguf_file": gguf.name, "local_files_only": True}
     loaded = AutoModelForCausalLM.from_pretrained(
         gguf.parent,

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -229,6 +230,8 @@ def main(arguments: list[str] | None = None) -> int:
     puller.add_argument("--models-dir", type=Path, default=files.models)
     puller.add_argument("--catalog", type=Path, default=files.catalog)
     chosen = parser.parse_args(arguments)
+    # Bars for every tensor say nothing to whoever fetches a model; tqdm reads this when imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")  # noqa: TID251 - as above
     try:
         folder = pull(_named(chosen.catalog, chosen.id), chosen.models_dir)
     except (CatalogError, ModelPullError) as error:
