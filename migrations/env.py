@@ -4,7 +4,9 @@ from alembic import context
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from service.db.models import Base
+# Alembic sees the tables of the modules that are imported: every one that declares any.
+from service.db import models, upload_models, webhook_models  # noqa: F401 - as above
+from service.db.base import Base
 from service.settings import PartUrls
 
 

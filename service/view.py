@@ -7,7 +7,9 @@ from uuid import UUID
 
 from service import catalog, ids
 from service.batch import TERMINAL, BatchStatus
-from service.db.models import Batch, File, Upload, UploadPart, WebhookEndpoint
+from service.db.models import Batch, File
+from service.db.upload_models import Upload, UploadPart
+from service.db.webhook_models import WebhookEndpoint
 from service.upload import UploadStatus
 from service.wire import (
     BatchError,

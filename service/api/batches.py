@@ -13,8 +13,9 @@ from service.api.errors import documented
 from service.api.idempotency import Key, Once, digest
 from service.catalog import Catalog, endpoints_of
 from service.db import batches, files
-from service.db.models import Batch, KeyedRoute
+from service.db.models import Batch
 from service.db.session import now
+from service.db.upload_models import KeyedRoute
 from service.errors import BadRequest, NotFound
 from service.wire import BatchList, BatchObject, CreateBatch, Purpose, window
 

@@ -23,8 +23,9 @@ from service.api.idempotency import DigestingSink, Key, Once, digest
 from service.api.receive import Upload, receive
 from service.api.storing import stored, withdraw
 from service.db import batches, files
-from service.db.models import File, KeyedRoute
+from service.db.models import File
 from service.db.session import now
+from service.db.upload_models import KeyedRoute
 from service.errors import BadRequest, NotFound
 from service.storage import MissingObject, StorageError
 from service.wire import FileDeleted, FileList, FileObject, Purpose

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from service.api.receive import Sink
 from service.db import idempotency
-from service.db.models import IdempotencyKey, KeyedRoute
+from service.db.upload_models import IdempotencyKey, KeyedRoute
 from service.errors import BadRequest, KeyReused
 
 HEADER = "Idempotency-Key"

@@ -18,8 +18,9 @@ from service import ids, view
 from service.api.deps import Parts
 from service.api.storing import withdraw
 from service.db import files, uploads
-from service.db.models import File, Upload
+from service.db.models import File
 from service.db.session import now
+from service.db.upload_models import Upload
 from service.errors import BadRequest, Conflict, NotFound
 from service.storage import MissingObject, ObjectWriter, StorageError
 from service.upload import UploadStatus

@@ -20,8 +20,8 @@ from service.api.naming import check_ending, check_name
 from service.api.receive import DATA, receive_part
 from service.api.storing import stored
 from service.db import uploads
-from service.db.models import KeyedRoute, Upload
 from service.db.session import now
+from service.db.upload_models import KeyedRoute, Upload
 from service.errors import BadRequest, Conflict, TooLarge
 from service.upload import UploadStatus
 from service.wire import MAX_PARTS, CompleteUpload, CreateUpload, UploadObject, UploadPartObject

@@ -15,8 +15,8 @@ from service.api.body import read_json
 from service.api.deps import Needs, Parts
 from service.api.errors import documented
 from service.db import webhooks
-from service.db.models import WebhookEndpoint
 from service.db.session import now
+from service.db.webhook_models import WebhookEndpoint
 from service.errors import BadRequest, NotFound
 from service.outbound import NotAnswered, Why
 from service.targets import BadTarget, check_public, target

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import delete, select, text
 from sqlalchemy.orm import Session
 
-from service.db.models import IdempotencyKey, KeyedRoute
+from service.db.upload_models import IdempotencyKey, KeyedRoute
 
 
 def wait_for_twin(session: Session, project_id: UUID, route: KeyedRoute, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Which tables are there, and what do their constraints guarantee?"""
+"""Which tables hold projects, files, batches and their lines, and what do they guarantee?"""
 
 from datetime import datetime
 from decimal import Decimal
@@ -9,25 +9,18 @@ from uuid import UUID
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
-    DateTime,
-    Enum,
     ForeignKey,
     Index,
-    Integer,
-    MetaData,
     Numeric,
     SmallInteger,
     Text,
     UniqueConstraint,
-    Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from service.batch import BatchStatus, LineState, ShardState, StageName
-from service.upload import UploadStatus
-from service.webhook import EventType
+from service.db.base import Base, words
 
 
 class Right(StrEnum):
@@ -36,41 +29,6 @@ class Right(StrEnum):
     READ = "read"
     SUBMIT = "submit"
     ADMIN = "admin"
-
-
-def words(enum: type[StrEnum], name: str) -> Enum:
-    """A text column that a CHECK holds to the enum's values (not its Python names)."""
-    return Enum(
-        enum,
-        name=name,
-        native_enum=False,
-        create_constraint=True,
-        length=16,
-        values_callable=lambda members: [member.value for member in members],
-    )
-
-
-class Base(DeclarativeBase):
-    """Names every constraint, so that a migration can name it too."""
-
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s_%(constraint_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it as a plain class attribute
-        datetime: DateTime(timezone=True),
-        str: Text,
-        dict[str, Any]: JSONB,
-        dict[str, str]: JSONB,
-        list[dict[str, Any]]: JSONB,
-        list[str]: ARRAY(Text),
-        list[int]: ARRAY(Integer),
-    }
 
 
 class Project(Base):
@@ -353,174 +311,3 @@ class UsageEntry(Base):
     standard_cost: Mapped[Decimal] = mapped_column(Numeric(24, 12))
     paid_cost: Mapped[Decimal] = mapped_column(Numeric(24, 12))
     created_at: Mapped[datetime]
-
-
-class Upload(Base):
-    """A large file that is put up in parts, and becomes a file when it is completed."""
-
-    __tablename__ = "uploads"
-    __table_args__ = (
-        Index("ix_uploads_pending", "expires_at", postgresql_where=text("status = 'pending'")),
-        Index(
-            "ix_uploads_to_remove",
-            "id",
-            postgresql_where=text("ended_at IS NOT NULL AND removed_at IS NULL"),
-        ),
-        Index("ix_uploads_removed", "removed_at", postgresql_where=text("removed_at IS NOT NULL")),
-        CheckConstraint("bytes > 0", name="bytes"),
-        CheckConstraint("(status = 'pending') = (ended_at IS NULL)", name="ended"),
-        CheckConstraint(
-            "(status = 'completed') = (file_id IS NOT NULL AND part_ids IS NOT NULL)",
-            name="completed",
-        ),
-    )
-
-    id: Mapped[UUID] = mapped_column(primary_key=True)
-    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
-    purpose: Mapped[str]
-    filename: Mapped[str]
-    mime_type: Mapped[str]
-    # What the client says the file will have; the parts it completes with must come to it.
-    bytes: Mapped[int] = mapped_column(BigInteger)
-    # Of the file, counted from when it is made.
-    expires_after_s: Mapped[int | None]
-    status: Mapped[UploadStatus] = mapped_column(
-        words(UploadStatus, "status"), default=UploadStatus.PENDING
-    )
-    created_at: Mapped[datetime]
-    expires_at: Mapped[datetime]
-    received_parts: Mapped[int] = mapped_column(default=0)
-    received_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
-    # What it was completed with, so that a repeated complete is known as the same.
-    part_ids: Mapped[list[UUID] | None] = mapped_column(ARRAY(Uuid))
-    file_id: Mapped[UUID | None] = mapped_column(ForeignKey("files.id", ondelete="CASCADE"))
-    ended_at: Mapped[datetime | None]
-    # When the parts' bytes went from the store.
-    removed_at: Mapped[datetime | None]
-
-
-class UploadPart(Base):
-    """An object of its own, of any size, until the upload has ended."""
-
-    __tablename__ = "upload_parts"
-    __table_args__ = (CheckConstraint("bytes > 0", name="bytes"),)
-
-    id: Mapped[UUID] = mapped_column(primary_key=True)
-    upload_id: Mapped[UUID] = mapped_column(
-        ForeignKey("uploads.id", ondelete="CASCADE"), index=True
-    )
-    bytes: Mapped[int]
-    created_at: Mapped[datetime]
-
-
-class KeyedRoute(StrEnum):
-    """A route that takes an idempotency key; a key of one says nothing at another."""
-
-    FILES = "files"
-    UPLOADS = "uploads"
-    BATCHES = "batches"
-
-
-class IdempotencyKey(Base):
-    """A key that a client sent with a call that succeeded, and what was answered."""
-
-    __tablename__ = "idempotency_keys"
-    __table_args__ = (CheckConstraint("octet_length(digest) = 32", name="digest"),)
-
-    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"), primary_key=True)
-    route: Mapped[KeyedRoute] = mapped_column(words(KeyedRoute, "route"), primary_key=True)
-    key: Mapped[str] = mapped_column(primary_key=True)
-    # SHA-256 of the call's fields and file bytes.
-    digest: Mapped[bytes]
-    # The JSON of the reply, sent again as it is.
-    reply: Mapped[str]
-    created_at: Mapped[datetime]
-    expires_at: Mapped[datetime] = mapped_column(index=True)
-
-
-class WebhookEndpoint(Base):
-    """A URL that is told when batches of its project end."""
-
-    __tablename__ = "webhook_endpoints"
-    __table_args__ = (
-        Index("ix_webhook_endpoints_project_id_id", "project_id", "id"),
-        CheckConstraint("cardinality(event_types) > 0", name="event_types"),
-    )
-
-    id: Mapped[UUID] = mapped_column(primary_key=True)
-    project_id: Mapped[UUID] = mapped_column(ForeignKey("projects.id"))
-    name: Mapped[str]
-    url: Mapped[str]
-    event_types: Mapped[list[str]]
-    secret_hint: Mapped[str]
-    created_at: Mapped[datetime]
-    updated_at: Mapped[datetime]
-
-
-class WebhookSecret(Base):
-    """What an endpoint's deliveries are signed with: the one that does not expire, and those that
-    a rotation left valid for a while. Kept as it is, since a hash cannot sign."""
-
-    __tablename__ = "webhook_secrets"
-    __table_args__ = (
-        Index("ix_webhook_secrets_endpoint_id", "endpoint_id"),
-        Index(
-            "uq_webhook_secrets_current",
-            "endpoint_id",
-            unique=True,
-            postgresql_where=text("expires_at IS NULL"),
-        ),
-    )
-
-    id: Mapped[UUID] = mapped_column(primary_key=True)
-    endpoint_id: Mapped[UUID] = mapped_column(
-        ForeignKey("webhook_endpoints.id", ondelete="CASCADE")
-    )
-    secret: Mapped[str]
-    expires_at: Mapped[datetime | None]
-
-
-class Delivery(Base):
-    """One event for one endpoint; claimed and fenced as shards are. `dead` was given up."""
-
-    __tablename__ = "webhook_deliveries"
-    __table_args__ = (
-        UniqueConstraint("endpoint_id", "batch_id", "event_type"),
-        Index(
-            "ix_webhook_deliveries_ready",
-            "failures",
-            "not_before",
-            postgresql_where=text("state = 'ready'"),
-        ),
-        Index(
-            "ix_webhook_deliveries_leased",
-            "endpoint_id",
-            postgresql_where=text("state = 'leased'"),
-        ),
-        Index(
-            "ix_webhook_deliveries_ended_at",
-            "ended_at",
-            postgresql_where=text("ended_at IS NOT NULL"),
-        ),
-        CheckConstraint("(state = 'leased') = (lease_expires_at IS NOT NULL)", name="leased"),
-        CheckConstraint("(state IN ('done', 'dead')) = (ended_at IS NOT NULL)", name="ended"),
-    )
-
-    id: Mapped[UUID] = mapped_column(primary_key=True)
-    endpoint_id: Mapped[UUID] = mapped_column(
-        ForeignKey("webhook_endpoints.id", ondelete="CASCADE")
-    )
-    batch_id: Mapped[UUID]
-    # One event may have several endpoints; all hear of the same id.
-    event_id: Mapped[UUID]
-    event_type: Mapped[EventType] = mapped_column(words(EventType, "event_type"))
-    created_at: Mapped[datetime]
-    state: Mapped[ShardState] = mapped_column(words(ShardState, "state"), default=ShardState.READY)
-    attempt: Mapped[int] = mapped_column(default=0)
-    worker: Mapped[str | None]
-    lease_expires_at: Mapped[datetime | None]
-    not_before: Mapped[datetime]
-    # Attempts that were not answered by 2xx, and how the last one ended: a status or a reason.
-    failures: Mapped[int] = mapped_column(default=0)
-    outcome: Mapped[str | None]
-    ended_at: Mapped[datetime | None]

@@ -16,8 +16,9 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from service.batch import BatchStatus, ShardState, StageName
-from service.db.models import Batch, Delivery, Shard, Stage
+from service.db.models import Batch, Shard, Stage
 from service.db.session import driver
+from service.db.webhook_models import Delivery
 from service.ids import new_id
 
 Claimable = type[Stage] | type[Shard] | type[Delivery]

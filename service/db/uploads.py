@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from service.db.models import Upload, UploadPart
+from service.db.upload_models import Upload, UploadPart
 from service.upload import UPLOAD_MOVES, UploadStatus
 
 JOIN_GRACE = timedelta(minutes=30)

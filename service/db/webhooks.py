@@ -10,7 +10,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from service.batch import ShardState
-from service.db.models import Batch, Delivery, Project, WebhookEndpoint, WebhookSecret
+from service.db.models import Batch, Project
+from service.db.webhook_models import Delivery, WebhookEndpoint, WebhookSecret
 from service.errors import BadRequest
 from service.ids import new_id
 from service.webhook import TRIED_FOR, EventType, hint, new_secret

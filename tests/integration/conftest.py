@@ -16,7 +16,8 @@ from psycopg import sql
 from sqlalchemy import text
 
 from service.db import session
-from service.db.models import Base, Project
+from service.db.base import Base
+from service.db.models import Project
 from service.ids import new_id
 from service.settings import Settings
 from service.stack.parts import EmbeddedUrls

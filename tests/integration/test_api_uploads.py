@@ -18,7 +18,7 @@ from openai.types import Upload
 from sqlalchemy import func, select, update
 
 from service.api.deps import JOINS
-from service.db import models
+from service.db import upload_models
 from service.db.session import now
 from service.ids import Prefix, new_id, parse, show
 from service.settings import MIB
@@ -58,16 +58,16 @@ def put(client: openai.OpenAI, upload: Upload, *pieces: bytes) -> list[str]:
     return [client.uploads.parts.create(upload.id, data=piece).id for piece in pieces]
 
 
-def row(api: Api, upload: Upload) -> models.Upload:
+def row(api: Api, upload: Upload) -> upload_models.Upload:
     with api.database.transaction() as session:
-        return session.get_one(models.Upload, parse(Prefix.UPLOAD, upload.id))
+        return session.get_one(upload_models.Upload, parse(Prefix.UPLOAD, upload.id))
 
 
 def past_its_time(api: Api, upload: Upload) -> None:
     with api.database.transaction() as session:
         session.execute(
-            update(models.Upload)
-            .where(models.Upload.id == parse(Prefix.UPLOAD, upload.id))
+            update(upload_models.Upload)
+            .where(upload_models.Upload.id == parse(Prefix.UPLOAD, upload.id))
             .values(expires_at=now(session))
         )
 
@@ -538,8 +538,8 @@ def test_a_part_that_arrives_after_the_cancel_leaves_nothing(api: Api) -> None:
         assert sending.result().status_code == 409
     assert api.objects() == []
     with api.database.transaction() as session:
-        of_upload = models.UploadPart.upload_id == parse(Prefix.UPLOAD, upload.id)
-        query = select(func.count()).select_from(models.UploadPart).where(of_upload)
+        of_upload = upload_models.UploadPart.upload_id == parse(Prefix.UPLOAD, upload.id)
+        query = select(func.count()).select_from(upload_models.UploadPart).where(of_upload)
         assert session.scalar(query) == 0
 
 

@@ -13,8 +13,9 @@ import pytest
 from sqlalchemy import func, select, text, update
 
 from service.db import idempotency
-from service.db.models import Batch, IdempotencyKey, KeyedRoute, Upload
+from service.db.models import Batch
 from service.db.session import now
+from service.db.upload_models import IdempotencyKey, KeyedRoute, Upload
 from service.stack.parts import EmbeddedUrls
 from tests.integration.api_server import LINES, STUBS, Api, Server, api_server, eventually
 

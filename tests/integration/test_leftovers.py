@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy import func, select
 
 from service.db import session, uploads
-from service.db.models import File, IdempotencyKey, KeyedRoute, Upload, UploadPart
+from service.db.models import File
+from service.db.upload_models import IdempotencyKey, KeyedRoute, Upload, UploadPart
 from service.ids import new_id
 from service.settings import MIB
 from service.storage import MissingObject, Storage, StorageError

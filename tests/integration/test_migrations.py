@@ -12,8 +12,8 @@ from alembic import command
 from alembic.config import Config
 from psycopg import sql
 
+from service.db.base import Base
 from service.db.migrate import upgrade
-from service.db.models import Base
 from service.stack.parts import EmbeddedUrls
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,8 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from service.batch import BatchStatus, ShardState
 from service.db import batches, queue, session, webhooks
-from service.db.models import Delivery, Project, WebhookEndpoint
+from service.db.models import Project
+from service.db.webhook_models import Delivery, WebhookEndpoint
 from service.ids import Prefix, new_id, show
 from service.outbound import Sender
 from service.webhook import TRIED_FOR, EventType

@@ -15,7 +15,7 @@ from openai.types.webhooks import (
 )
 from sqlalchemy import update
 
-from service.db import models as tables
+from service.db import webhook_models as tables
 from service.db import webhooks
 from service.db.models import Right
 from service.outbound import Why

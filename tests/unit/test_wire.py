@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from service.api.body import parse
 from service.batch import TERMINAL, BatchStatus
 from service.catalog import Model, ModelKind
-from service.db.models import Batch, File, Upload, UploadPart
+from service.db.models import Batch, File
+from service.db.upload_models import Upload, UploadPart
 from service.errors import BadRequest
 from service.upload import UploadStatus
 from service.view import (
