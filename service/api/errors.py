@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from service.errors import BadRequest, ServiceError, Unavailable
 from service.faults import LONGEST_PARAM, first_fault
@@ -111,14 +112,27 @@ async def on_http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     path = request.url.path[:LONGEST_PARAM]
+    headers = error.headers
     if error.status_code == 404:
         code, message = "unknown_url", f"Invalid URL ({request.method} {path})."
     elif error.status_code == 405:
         code, message = "method_not_allowed", f"{path} does not take {request.method}."
+        if methods := _methods(request):
+            headers = {"allow": ", ".join(methods)}
     else:
         code, message = "http_error", str(error.detail)
     kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
-    return error_response(error.status_code, message, kind=kind, code=code, headers=error.headers)
+    return error_response(error.status_code, message, kind=kind, code=code, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """All that the path takes: the framework names those of its first route only."""
+    return sorted(
+        method.upper()
+        for template, operations in request.app.openapi()["paths"].items()
+        if compile_path(template)[0].match(request.scope["path"])
+        for method in operations
+    )
 
 
 async def on_part_away(_request: Request, error: Exception) -> Response:

@@ -75,6 +75,9 @@ def test_an_unknown_route_is_404_in_shape(api: Api, method: str, path: str) -> N
         ("PATCH", "/v1/batches", {"GET", "POST"}),
         ("DELETE", "/v1/models", {"GET"}),
         ("GET", "/v1/embeddings", {"POST"}),
+        ("DELETE", "/v1/batches/batch_1", {"GET"}),
+        ("PUT", "/v1/files/file-1", {"GET", "DELETE"}),
+        ("POST", "/openapi.json", {"GET", "HEAD"}),
     ],
 )
 def test_a_wrong_method_is_405_and_says_which_are_right(
@@ -83,7 +86,7 @@ def test_a_wrong_method_is_405_and_says_which_are_right(
     with api.http() as http:
         response = http.request(method, path)
     assert _error(response, 405)["code"] == "method_not_allowed"
-    assert set(response.headers["allow"].split(", ")) <= allowed
+    assert set(response.headers["allow"].split(", ")) == allowed
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Basic dXNlcjpwYXNz", "sk-hr-x"])
