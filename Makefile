@@ -10,7 +10,7 @@ WORKERS ?= 2
 # Bytecode goes into the environment too: the tree stays as it was checked out.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 
-.PHONY: demo test setup check format bench clean lock
+.PHONY: demo test setup check format bench bench-service clean lock
 
 demo: setup
 	$(BIN)/python examples/demo.py
@@ -35,6 +35,12 @@ format: .venv/.installed-dev
 
 bench: setup .venv/.installed-dev
 	for program in tests/bench/*.py; do $(BIN)/python $$program || exit 1; done
+
+# The quick ones, which also show that what they measure works; CI runs them.
+bench-service: .venv/.installed-dev
+	$(BIN)/python tests/bench/memory_of_a_large_file.py
+	$(BIN)/python tests/bench/validate_speed.py
+	$(BIN)/python tests/bench/polling.py --clients 50 --every 2 --uploaders 4 --seconds 10 --limit-seconds 5
 
 # Made anew whenever what is to be installed changes; a half-made one is never taken for whole.
 .venv/.installed: pyproject.toml constraints.txt
