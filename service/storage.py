@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types_boto3_s3.type_defs import CompletedPartTypeDef, GetObjectOutputTypeDef
 
 PART_BYTES = 8 * MIB
-"""Size of every part of a multipart upload but the last: S3 takes 10,000 parts of ≥5 MiB."""
+"""Size of the first thousand parts of a multipart upload: S3 takes 10,000 parts of ≥5 MiB."""
 
 DELETE_KEYS = 1_000
 """Most keys of one DeleteObjects call."""
@@ -263,11 +263,13 @@ class ObjectWriter:
         """Take `data`; it is sent on whenever a part is full."""
         rest = memoryview(data)
         while rest:
-            taken = rest[: PART_BYTES - len(self._buffer)]
+            # Growing parts: an object may become as large as the store takes (5 TiB).
+            part_bytes = PART_BYTES * (1 + len(self._parts) // 1_000)
+            taken = rest[: part_bytes - len(self._buffer)]
             self._buffer += taken
             self.size += len(taken)
             rest = rest[len(taken) :]
-            if len(self._buffer) == PART_BYTES:
+            if len(self._buffer) == part_bytes:
                 self._send_part()
 
     def finish(self) -> None:

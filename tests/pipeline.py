@@ -20,7 +20,7 @@ from service.db import batches, session
 from service.db.models import Batch, File, RequestLine, Shard, Stage
 from service.ids import new_id
 from worker import assemble, clean, plan, stages, tick, validate
-from worker.drain import Drain
+from worker.drain import Drain, Places
 from worker.engine_loop import EngineLoop
 from worker.execute import ModelOnLoop
 from worker.lease import Keeper
@@ -197,6 +197,7 @@ class Pipeline:
                 self.resources,
                 ModelOnLoop(model, StubTokenizer(), loop),
                 keeper,
+                Places(),
                 stopping=stopping,
                 clock=monotonic,
             )

@@ -7,12 +7,11 @@ that never ran come from Postgres by a cursor, in the same order. Memory is flat
 
 import heapq
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
+from itertools import count, islice
 from typing import BinaryIO
 from uuid import UUID
 
@@ -71,7 +70,7 @@ def assemble(resources: Resources, kept: KeptLease) -> None:
         if ran:
             merged = merge_parts(resources.storage, keys, fan_in=fan_in(longest), check=kept.check)
             counts = _write(resources, kept, merged, results, stack)
-            if sum(counts.values()) != batch.total:
+            if (sum(counts.values()), counts[SUCCEEDED]) != (batch.total, batch.completed):
                 raise Incomplete(f"{counts} of {batch.total} lines")
         else:
             counts = {SUCCEEDED: 0, FAILED: 0}
@@ -124,8 +123,8 @@ def _never_ran(transaction: Session, batch_id: UUID) -> Iterator[Record]:
 
 
 def fan_in(longest: int) -> int:
-    """How many parts may be merged at once: each holds a block and its longest line in memory."""
-    return max(2, min(FAN_IN, MERGE_BYTES // (BLOCK + longest)))
+    """How many parts may be merged at once: each holds a block and a line, up to three times."""
+    return max(2, min(FAN_IN, MERGE_BYTES // (3 * (BLOCK + longest))))
 
 
 def merge_parts(
@@ -140,16 +139,50 @@ def merge_parts(
         yield from _merge([_read_part(storage, key) for key in keys])
         return
     with ExitStack() as stack:
-        runs: deque[BinaryIO] = deque()
+        # Level by level, as full ones come up: never more files open than fan_in a level.
+        levels: list[list[BinaryIO]] = []
         remaining = iter(keys)
         while group := list(islice(remaining, fan_in)):
-            runs.append(_spool(stack, _merge([_read_part(storage, key) for key in group]), check))
-        while len(runs) > fan_in:
-            first = [runs.popleft() for _ in range(fan_in)]
-            runs.append(_spool(stack, _merge([_read_run(run) for run in first]), check))
-            for run in first:
-                run.close()
-        yield from _merge([_read_run(run) for run in runs])
+            run = _spool(stack, _merge([_read_part(storage, key) for key in group]), check)
+            _add_run(stack, levels, run, fan_in=fan_in, check=check)
+        while sum(map(len, levels)) > fan_in:
+            _raise_lowest(stack, levels, check)
+        yield from _merge([_read_run(run) for level in levels for run in level])
+
+
+def _add_run(
+    stack: ExitStack,
+    levels: list[list[BinaryIO]],
+    run: BinaryIO,
+    *,
+    fan_in: int,
+    check: Callable[[], None],
+) -> None:
+    """Put a run on the lowest level; a full level becomes one run of the next."""
+    for depth in count():
+        if depth == len(levels):
+            levels.append([])
+        levels[depth].append(run)
+        if len(levels[depth]) < fan_in:
+            return
+        run = _merge_runs(stack, levels[depth], check)
+        levels[depth] = []
+
+
+def _raise_lowest(
+    stack: ExitStack, levels: list[list[BinaryIO]], check: Callable[[], None]
+) -> None:
+    """The runs of the lowest level as one of the next, which has the longer ones."""
+    lowest = levels.pop(0)
+    if lowest:
+        levels[0].append(_merge_runs(stack, lowest, check))
+
+
+def _merge_runs(stack: ExitStack, runs: list[BinaryIO], check: Callable[[], None]) -> BinaryIO:
+    merged = _spool(stack, _merge([_read_run(run) for run in runs]), check)
+    for run in runs:
+        run.close()
+    return merged
 
 
 def _merge(sources: Sequence[Iterator[Record]]) -> Iterator[Record]:

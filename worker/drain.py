@@ -26,9 +26,9 @@ OUTAGES = (StorageError, OperationalError, InterfaceError, PoolTimeout)
 OUTAGE_WAIT = timedelta(seconds=2)
 
 
-class _Places:
-    """Shards share the engine; one that may break it has it to itself, so that nobody else's lines
-    pay for its failures."""
+class Places:
+    """Shards share the process; one that may end it has it to itself, all models included, so that
+    nobody else's lines pay for its failures."""
 
     def __init__(self) -> None:
         self._door = threading.Lock()
@@ -64,6 +64,7 @@ class Drain:
         resources: Resources,
         on: ModelOnLoop,
         keeper: Keeper,
+        places: Places,
         *,
         stopping: Callable[[], bool],
         clock: Clock,
@@ -73,7 +74,7 @@ class Drain:
         self._keeper = keeper
         self._stopping = stopping
         self._clock = clock
-        self._places = _Places()
+        self._places = places
         # While one shard's last lines run, the next shard's are already in the engine.
         self._slots = threading.BoundedSemaphore(resources.worker_settings.slots)
 
@@ -109,6 +110,7 @@ class Drain:
         place = self._places.alone if alone else self._places.shared
         with self._keeper.keep(lease) as kept, place():
             try:
+                self._begin(lease)
                 closed = self._attempt(shard, kept)
             except LeaseLost:
                 event.info("lease lost, work dropped")
@@ -124,6 +126,10 @@ class Drain:
                 event.info("shard done", lines=len(shard.lines), closed=closed)
                 if closed:
                     self._resources.waker.assemble()
+
+    def _begin(self, lease: queue.Lease) -> None:
+        with self._resources.database.transaction() as transaction:
+            queue.begin(transaction, lease)
 
     def _attempt(self, shard: ClaimedShard, kept: KeptLease) -> bool:
         return ShardRun(

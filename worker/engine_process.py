@@ -11,7 +11,7 @@ import structlog
 from service.catalog import Model
 from service.clock import monotonic
 from service.db import session, workers
-from worker.drain import Drain
+from worker.drain import Drain, Places
 from worker.engine_loop import EngineLoop
 from worker.engines import engine_of
 from worker.execute import ModelOnLoop
@@ -59,8 +59,9 @@ def serving(resources: Resources) -> Iterator[EngineProcess]:
                 also=beat,
             )
         )
+        places = Places()
         drains = {
-            name: Drain(resources, on, keeper, stopping=stopping.is_set, clock=monotonic)
+            name: Drain(resources, on, keeper, places, stopping=stopping.is_set, clock=monotonic)
             for name, on in loaded.items()
         }
         beat()

@@ -305,6 +305,8 @@ class ShardRun:
 
     def _cut(self, transaction: Session, now: datetime) -> None:
         """Halves of a shard that ended its worker: each of them will run alone."""
+        if not self._halves:
+            return
         shards = [
             queue.NewShard(self._shard.model, half, max(1, self._shard.cost // 2), deaths=1)
             for half in self._halves

@@ -70,8 +70,11 @@ def sweep_idempotency_keys(resources: Resources) -> None:
 
 def abort_abandoned(resources: Resources) -> None:
     """Give up the store's multipart uploads that nobody will finish: they take room unseen."""
-    with resources.database.transaction() as transaction:
-        before = session.now(transaction) - ABANDONED_AFTER
-    number = resources.storage.abort_unfinished(before)
+    with queue.only_one(resources.database.engine, queue.SWEEP) as alone:
+        if not alone:
+            return
+        with resources.database.transaction() as transaction:
+            before = session.now(transaction) - ABANDONED_AFTER
+        number = resources.storage.abort_unfinished(before)
     if number:
         log.info("abandoned multipart uploads aborted", number=number)

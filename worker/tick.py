@@ -69,6 +69,7 @@ def close_due(database: Database) -> None:
 
 def _expire(database: Database, batch_id: UUID) -> None:
     with database.transaction() as transaction:
+        session.wait_briefly(transaction)
         if batches.expire(transaction, batch_id, session.now(transaction)):
             log.info("batch window ended", batch=batch_id.hex)
 
@@ -83,6 +84,7 @@ def close_stalled(database: Database) -> None:
 
 def _advance(database: Database, batch_id: UUID) -> None:
     with database.transaction() as transaction:
+        session.wait_briefly(transaction)
         batches.advance(transaction, batch_id, session.now(transaction))
 
 

@@ -289,6 +289,7 @@ def upgrade() -> None:
         sa.Column("not_before", sa.DateTime(timezone=True), nullable=False),
         sa.Column("failures", sa.Integer(), nullable=False),
         sa.Column("deaths", sa.Integer(), nullable=False),
+        sa.Column("begun", sa.Boolean(), server_default="false", nullable=False),
         sa.CheckConstraint(
             "(state = 'leased') = (lease_expires_at IS NOT NULL)", name=op.f("ck_shards_leased")
         ),

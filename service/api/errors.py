@@ -8,7 +8,7 @@ import structlog
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
@@ -154,6 +154,7 @@ HANDLERS: dict[int | type[Exception], Any] = {
     RequestValidationError: on_invalid,
     HTTPException: on_http,
     OperationalError: on_part_away,
+    InterfaceError: on_part_away,
     PoolTimeout: on_part_away,
     StorageError: on_part_away,
     Exception: on_crash,

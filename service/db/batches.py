@@ -155,8 +155,10 @@ def hand_back(session: Session, lease: queue.Lease, now: datetime) -> bool:
 
 def _freeze(session: Session, batch_id: UUID, state: LineState, now: datetime) -> None:
     """Unfinished lines → `state`; from here on no write-back counts, and files can be made."""
-    queue.kill(session, batch_id, leased_too=True)
+    # The long one first: while a million lines are written, no row that a worker renews is locked.
+    # Nobody writes lines meanwhile, since whoever does locks the batch first.
     lines.freeze(session, batch_id, state)
+    queue.kill(session, batch_id, leased_too=True)
     session.execute(update(Batch).where(Batch.id == batch_id).values(frozen_at=now))
     queue.add_stage(session, batch_id, StageName.ASSEMBLE, now)
 

@@ -203,6 +203,9 @@ class Shard(Base):
     # Claims that ended in an exception of ours, and claims whose worker was lost.
     failures: Mapped[int] = mapped_column(default=0)
     deaths: Mapped[int] = mapped_column(default=0)
+    # Whether the claim has been let at the engine: a suspect that still waits to have it to itself
+    # did not cause what happens there meanwhile.
+    begun: Mapped[bool] = mapped_column(default=False, server_default="false")
 
 
 class Part(Base):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Engine, and_, exists, func, select, update
+from sqlalchemy import ColumnElement, Engine, and_, case, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -133,6 +133,7 @@ def claim_shard(
     )
     if chosen is None:
         return None
+    chosen.begun = False
     claim = _lease(session, chosen, worker=worker, until=now + lease)
     return ClaimedShard(
         lease=claim,
@@ -143,6 +144,15 @@ def claim_shard(
         deaths=chosen.deaths,
         claimed_at=now,
     )
+
+
+def begin(session: Session, lease: Lease) -> None:
+    """The claimed shard goes to the engine: if its worker is lost now, it may be why."""
+    begun = session.execute(
+        update(Shard).where(_fence(lease)).values(begun=True).returning(Shard.id)
+    ).scalar()
+    if begun is None:
+        raise LeaseLost(lease)
 
 
 def claim_delivery(
@@ -349,7 +359,9 @@ def reap(session: Session, now: datetime) -> list[Lease]:
 
 
 def _reap(session: Session, table: Claimable, now: datetime) -> list[Lease]:
-    counted = {"deaths": Shard.deaths + 1} if table is Shard else {}
+    # A shard that was not let at the engine had no part in the death.
+    died = case((Shard.begun, Shard.deaths + 1), else_=Shard.deaths)
+    counted = {"deaths": died} if table is Shard else {}
     rows = session.execute(
         update(table)
         .where(

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-from sqlalchemy import create_engine, func, select
+from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -25,7 +25,15 @@ class Database:
             pool_pre_ping=True,
             # Values that a client sent (metadata, names) have no place in an exception's text.
             hide_parameters=True,
-            connect_args={"application_name": application, "connect_timeout": 5},
+            connect_args={
+                "application_name": application,
+                "connect_timeout": 5,
+                # A server that went without a word (failover, partition) is noticed in seconds.
+                "keepalives_idle": 10,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+                "tcp_user_timeout": 20_000,
+            },
         )
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
 
@@ -44,6 +52,11 @@ def now(session: Session) -> datetime:
     """Postgres's clock: the one by which leases, windows and stamps are written everywhere."""
     stamp: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
     return stamp
+
+
+def wait_briefly(session: Session) -> None:
+    """Until commit, wait a second at most for a row lock: for whoever looks again soon."""
+    session.execute(text("SET LOCAL lock_timeout = '1s'"))
 
 
 def driver(session: Session) -> psycopg.Connection[Any]:

@@ -341,13 +341,15 @@ def test_the_line_that_kills_its_worker_is_found_and_the_others_are_answered(
         runs = first.deaths < DEATHS or (len(first.lines) == 1 and first.deaths == DEATHS)
         if poison in first.lines and runs:
             with pipeline.resources.database.transaction() as transaction:
-                queue.claim_shard(
+                claimed = queue.claim_shard(
                     transaction,
                     "stub-embed",
                     worker="doomed",
                     now=session.now(transaction),
                     lease=timedelta(0),
                 )
+                assert claimed is not None
+                queue.begin(transaction, claimed.lease)
             pipeline.lose_workers()
             deaths += 1
         else:
@@ -361,3 +363,22 @@ def test_the_line_that_kills_its_worker_is_found_and_the_others_are_answered(
     assert error_of(failed) == (500, "worker_crash")
     # Two at first, one for each halving of nine lines, and one more of the line by itself.
     assert deaths <= 2 + 4 + 1
+
+
+def test_a_shard_that_waits_for_the_engine_dies_no_death(pipeline: Pipeline) -> None:
+    small = pipeline.having(shard_s=0.000_1)
+    batch_id = planned(small, ["one text", "another"])
+    with small.resources.database.transaction() as transaction:
+        now = session.now(transaction)
+        claimed = [
+            queue.claim_shard(
+                transaction, "stub-embed", worker="doomed", now=now, lease=timedelta(0)
+            )
+            for _ in range(2)
+        ]
+        assert claimed[0] is not None
+        queue.begin(transaction, claimed[0].lease)
+    small.lose_workers()
+    assert [shard.deaths for shard in small.shards(batch_id)] == [1, 0]
+    small.finish(batch_id)
+    assert invariants.check(small, batch_id).completed == 2

@@ -66,6 +66,7 @@ def record(transaction: Session, lease: Lease, now: datetime) -> None:
 WRITES: dict[str, Write] = {
     "renew": lambda transaction, lease, now: queue.renew(transaction, lease, until=now + LEASE),
     "hold": lambda transaction, lease, _now: queue.hold(transaction, lease),
+    "begin": lambda transaction, lease, _now: queue.begin(transaction, lease),
     "record": record,
     "settle": lambda transaction, lease, _now: queue.settle(transaction, lease),
     "hand back": lambda transaction, lease, now: queue.hand_back(
@@ -140,6 +141,8 @@ def test_a_standing_attempt_can_do_all_of_it(pipeline: Pipeline, write: str) -> 
 def test_a_claim_raises_the_attempt_and_names_the_worker(pipeline: Pipeline) -> None:
     batch_id = planned(pipeline)
     first = claim(pipeline)
+    with pipeline.resources.database.transaction() as transaction:
+        queue.begin(transaction, first.lease)
     pipeline.lose_workers()
     second = claim(pipeline)
     assert (first.lease.attempt, second.lease.attempt) == (1, 2)
