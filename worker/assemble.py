@@ -25,6 +25,7 @@ from service.db.models import Batch, File, Part
 from service.ids import Prefix, new_id, show
 from service.settings import MIB
 from service.storage import ObjectWriter, Storage
+from service.wire import BATCH_OUTPUT
 from worker import answers
 from worker.lease import KeptLease
 from worker.resources import Resources
@@ -246,7 +247,7 @@ def _publish(
                 return File(
                     id=result.id,
                     project_id=batch.project_id,
-                    purpose="batch_output",
+                    purpose=BATCH_OUTPUT,
                     filename=f"{show(Prefix.BATCH, batch.id)}_{NAMES[kind]}.jsonl",
                     bytes=result.writer.size,
                     storage_key=result.storage_key,

@@ -105,6 +105,7 @@ class ShardRun:
         self._kept = kept
         self._stopping = stopping
         self._clock = clock
+        self._rules = Rules.of(resources.settings)
         self._inbox = Inbox()
         self._running: dict[int, _Running] = {}
         # Which line and which of its requests an id stands for.
@@ -181,7 +182,7 @@ class ShardRun:
                 endpoint=endpoint,
                 model=self._on.model,
                 tokenizer=self._on.tokenizer,
-                rules=Rules.of(self._resources.settings),
+                rules=self._rules,
                 line_seed=prompts.seed_of(lease.batch_id, row.line),
             )
             self._check_dimensions(prompt)

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
@@ -11,6 +12,7 @@ from service.api.body import read_json
 from service.api.deps import Needs, Parts
 from service.api.errors import documented
 from service.api.idempotency import Key, Once, digest
+from service.api.paging import cursor
 from service.catalog import Catalog, endpoints_of
 from service.db import batches, files
 from service.db.models import Batch
@@ -94,16 +96,12 @@ def list_batches(
 ) -> BatchList:
     """The project's batches, newest first, a page at a time."""
     with parts.database.transaction() as session:
-        cursor = None
-        if after is not None:
-            cursor = ids.parse(ids.Prefix.BATCH, after)
-            if cursor is None or batches.get(session, caller.project_id, cursor) is None:
-                raise BadRequest(
-                    f"Invalid value for 'after': no batch '{after[:64]}'.",
-                    param="after",
-                    code="invalid_value",
-                )
-        rows = batches.page(session, caller.project_id, after=cursor, limit=limit + 1)
+
+        def known(batch_id: UUID) -> bool:
+            return batches.get(session, caller.project_id, batch_id) is not None
+
+        behind = cursor(after, ids.Prefix.BATCH, known, what="batch")
+        rows = batches.page(session, caller.project_id, after=behind, limit=limit + 1)
         return view.batch_list(rows, limit=limit)
 
 

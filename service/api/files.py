@@ -20,6 +20,7 @@ from service.api.auth import Caller, Reader, Submitter
 from service.api.deps import Needs, Parts
 from service.api.errors import documented
 from service.api.idempotency import DigestingSink, Key, Once, digest
+from service.api.paging import cursor
 from service.api.receive import Upload, receive
 from service.api.storing import stored, withdraw
 from service.db import batches, files
@@ -112,20 +113,13 @@ def list_files(
 ) -> FileList:
     """The project's files, a page at a time."""
     with parts.database.transaction() as session:
-        cursor = None
-        if after is not None:
-            cursor = ids.parse(ids.Prefix.FILE, after)
-            if cursor is None or not files.was_ever(session, caller.project_id, cursor):
-                raise BadRequest(
-                    f"Invalid value for 'after': no file '{after[:64]}'.",
-                    param="after",
-                    code="invalid_value",
-                )
+        known = partial(files.was_ever, session, caller.project_id)
+        behind = cursor(after, ids.Prefix.FILE, known, what="file")
         rows = files.page(
             session,
             caller.project_id,
             purpose=_searchable(purpose),
-            after=cursor,
+            after=behind,
             limit=limit + 1,
             newest_first=order == "desc",
             at=now(session),

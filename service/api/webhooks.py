@@ -14,6 +14,7 @@ from service.api.auth import Administrator, Caller, Reader
 from service.api.body import read_json
 from service.api.deps import Needs, Parts
 from service.api.errors import documented
+from service.api.paging import cursor
 from service.db import webhooks
 from service.db.session import now
 from service.db.webhook_models import WebhookEndpoint
@@ -95,16 +96,12 @@ def list_webhook_endpoints(
 ) -> WebhookEndpointList:
     """The project's webhook endpoints, newest first, a page at a time."""
     with parts.database.transaction() as session:
-        cursor = None
-        if after is not None:
-            cursor = ids.parse(ids.Prefix.WEBHOOK_ENDPOINT, after)
-            if cursor is None or webhooks.get(session, caller.project_id, cursor) is None:
-                raise BadRequest(
-                    f"Invalid value for 'after': no webhook endpoint '{after[:64]}'.",
-                    param="after",
-                    code="invalid_value",
-                )
-        rows = webhooks.page(session, caller.project_id, after=cursor, limit=limit + 1)
+
+        def known(endpoint_id: UUID) -> bool:
+            return webhooks.get(session, caller.project_id, endpoint_id) is not None
+
+        behind = cursor(after, ids.Prefix.WEBHOOK_ENDPOINT, known, what="webhook endpoint")
+        rows = webhooks.page(session, caller.project_id, after=behind, limit=limit + 1)
         return view.webhook_endpoint_list(rows, limit=limit)
 
 
