@@ -12,6 +12,13 @@ class Kind(StrEnum):
     EMBED = "embed"
     CLASSIFY = "classify"
     SCORE = "score"
+    TOKEN_CLASSIFY = "token_classify"  # noqa: S105 no secret
+
+
+class Quantize(StrEnum):
+    """What a model's linear layers are rounded to when it is loaded."""
+
+    INT8 = "int8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +28,9 @@ class EngineConfig:
     `device` "auto" takes a CUDA device where there is one. `dtype` is a name of torch's (float32,
     bfloat16, float16). `context_length` None means the model's own; a larger one is refused.
     `pooling` is for embedding models whose own files do not say how they pool: mean, cls, max …;
-    their vectors are normalised.
+    their vectors are normalised. `dimensions` are the shorter lengths their vectors may be cut to,
+    beside those that the model's own files list. `quantize` rounds the weights of the linear layers
+    once, and their inputs row by row.
 
     Three limits bound a step, in tokens with padding: `token_budget` a batch of texts or prompts,
     `prefill_tokens` the piece of a prompt batch computed in one step (so that an abort need not
@@ -40,3 +49,5 @@ class EngineConfig:
     cache_tokens: int = 32768
     threads: int | None = None
     pooling: str | None = None
+    dimensions: tuple[int, ...] = ()
+    quantize: Quantize | None = None

@@ -21,8 +21,8 @@ from engine.intake import Intake
 from engine.model.load import load_decoder, load_encoder
 from engine.outcome import Outcome
 from engine.plan.admit import refusal
-from engine.request import EmbedRequest, Failure, GenerateRequest, Request, Result
-from engine.surface import Counters, drive
+from engine.request import EncodeRequest, Failure, GenerateRequest, Request, Result
+from engine.surface import Counters, Status, drive
 
 
 class Engine:
@@ -44,12 +44,28 @@ class Engine:
                 decoder = load_decoder(config)
                 self._loop = GenerateLoop(decoder, config)
                 self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
-            case Kind.CLASSIFY | Kind.SCORE:
+            case Kind.CLASSIFY | Kind.SCORE | Kind.TOKEN_CLASSIFY:
                 msg = f"no engine serves models of kind {config.kind.value} yet"
                 raise ModelLoadError(msg)
             case unreachable:
                 assert_never(unreachable)
+        self._token_budget = config.token_budget
         self._intake = Intake(self._refuse)
+
+    @property
+    def smaller_dimensions(self) -> tuple[int, ...]:
+        """Lengths that the vectors may be cut to."""
+        return ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of what it scores."""
+        return ()
+
+    @property
+    def status(self) -> Status:
+        """How it runs."""
+        return Status(path="padded", same_bytes=False, token_budget=self._token_budget)
 
     @property
     def pending(self) -> int:
@@ -69,7 +85,7 @@ class Engine:
         accepted = self._intake.admit(requests)
         match self._loop:
             case EncodeLoop():
-                self._loop.add([r for r in accepted if isinstance(r, EmbedRequest)])
+                self._loop.add([r for r in accepted if isinstance(r, EncodeRequest)])
             case GenerateLoop():
                 self._loop.add([r for r in accepted if isinstance(r, GenerateRequest)])
             case unreachable:

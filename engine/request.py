@@ -39,14 +39,36 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedRequest:
-    """Make one vector of a text's token ids, the model's special tokens included."""
+class EncodeRequest:
+    """Read a text's token ids, the model's special tokens included; what comes of it is the
+    model's kind.
+
+    `first` is how many of the tokens belong to the first text of a pair, its special tokens
+    included; None for a single text. `dimensions` asks for a shorter vector of a model that was
+    trained to be cut (Matryoshka).
+    """
 
     id: Hashable
     tokens: tuple[int, ...]
+    first: int | None = None
+    dimensions: int | None = None
 
 
-Request = GenerateRequest | EmbedRequest
+Request = GenerateRequest | EncodeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one result cost.
+
+    `computed_tokens` went through the model for it, padding and repeated work included: none for
+    a twin of a text that was computed already. `seconds` is its share, by computed tokens, of the
+    steps it ran in; `rows` how many sequences the last of them held.
+    """
+
+    computed_tokens: int = 0
+    seconds: float = 0.0
+    rows: int = 0
 
 
 class FinishReason(StrEnum):
@@ -67,6 +89,7 @@ class Generation:
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    work: Work = Work()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +99,31 @@ class Embedding:
     id: Hashable
     vector: NDArray[np.float32]  # [dims]
     input_tokens: int
+    work: Work = Work()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Classification:
+    """How a text, or a pair of them, scores on each of the model's labels.
+
+    `scores` are the logits under the activation that the model's own files ask for.
+    """
+
+    id: Hashable
+    logits: NDArray[np.float32]  # [labels]
+    scores: NDArray[np.float32]  # [labels]
+    input_tokens: int
+    work: Work = Work()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenClassification:
+    """How each token of a text scores on each of the model's labels; softmax of its logits."""
+
+    id: Hashable
+    scores: NDArray[np.float32]  # [tokens, labels]
+    input_tokens: int
+    work: Work = Work()
 
 
 class FailureReason(StrEnum):
@@ -97,4 +145,5 @@ class Failure:
     param: str | None = None
 
 
-Result = Generation | Embedding | Failure
+Encoded = Embedding | Classification | TokenClassification
+Result = Generation | Encoded | Failure

@@ -7,7 +7,8 @@ import hashlib
 import struct
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, assert_never
 
 import numpy as np
@@ -19,7 +20,7 @@ from engine.intake import Intake
 from engine.plan.admit import refusal
 from engine.request import (
     Embedding,
-    EmbedRequest,
+    EncodeRequest,
     Failure,
     FinishReason,
     GenerateRequest,
@@ -27,7 +28,7 @@ from engine.request import (
     Request,
     Result,
 )
-from engine.surface import Counters, drive
+from engine.surface import Counters, Pair, Status, Window, drive
 
 BEGIN, END = 256, 257  # ids below are bytes of UTF-8
 VOCAB_SIZE = 258
@@ -41,9 +42,25 @@ class StubTokenizer:
     vocab_size = VOCAB_SIZE
     context_length: int | None = CONTEXT_LENGTH
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    prompts: Mapping[str, str] = MappingProxyType({"query": "query: "})
+
+    def encode(
+        self, texts: Sequence[str], *, prompt_name: str | None = None, limit: int | None = None
+    ) -> list[list[int]]:
         """Ids of each text between its two special tokens."""
-        return [[BEGIN, *self.encode_rendered(text), END] for text in texts]
+        texts = [self.prompts.get(prompt_name or "", "") + text for text in texts]
+        room = None if limit is None else max(0, limit - 2)
+        return [[BEGIN, *self.encode_rendered(text)[:room], END] for text in texts]
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, limit: int | None = None
+    ) -> list[Pair]:
+        """Each pair as one sequence, a special token at each end of both texts."""
+        raise NotImplementedError
+
+    def encode_windows(self, text: str, *, limit: int, overlap: int) -> list[Window]:
+        """The text in pieces of at most `limit` tokens."""
+        raise NotImplementedError
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a prompt, after its first special token."""
@@ -107,6 +124,21 @@ class StubEngine:
         return DIMENSIONS if self._config.kind is Kind.EMBED else None
 
     @property
+    def smaller_dimensions(self) -> tuple[int, ...]:
+        """Lengths that the vectors may be cut to."""
+        return self._config.dimensions
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of what it scores."""
+        return ()
+
+    @property
+    def status(self) -> Status:
+        """How it runs."""
+        return Status(path="stub", same_bytes=True, token_budget=self._config.token_budget)
+
+    @property
     def context_length(self) -> int:
         """Most tokens of a sequence, its answer included."""
         return self._config.context_length or CONTEXT_LENGTH
@@ -147,7 +179,7 @@ class StubEngine:
 
 def _answer(request: Request, tokenizer: StubTokenizer) -> Embedding | Generation:
     match request:
-        case EmbedRequest():
+        case EncodeRequest():
             return _embed(request)
         case GenerateRequest():
             return _generate(request, tokenizer)
@@ -155,7 +187,7 @@ def _answer(request: Request, tokenizer: StubTokenizer) -> Embedding | Generatio
             assert_never(unreachable)
 
 
-def _embed(request: EmbedRequest) -> Embedding:
+def _embed(request: EncodeRequest) -> Embedding:
     packed = struct.pack(f"<{len(request.tokens)}I", *request.tokens)
     digest = hashlib.shake_256(packed).digest(DIMENSIONS)
     raw = np.frombuffer(digest, dtype=np.uint8).astype(np.float32) - 127.5

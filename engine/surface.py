@@ -3,9 +3,9 @@
 An engine belongs to one thread: whoever shares it hands requests over by a queue.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from engine.request import Request, Result
 
@@ -16,8 +16,9 @@ class Counters:
 
     `requests` were answered, `failures` of them with a Failure; `input_tokens` and `output_tokens`
     are those of the answers. `padded_tokens` went through the model, padding and repeated work
-    included. `out_of_memory` counts batches that were cut smaller, `non_finite` rows that were run
-    again in float32.
+    included, as `rows` sequences in `steps` steps. `twins` were answered by what another request
+    had computed. `out_of_memory` counts batches that were cut smaller, `non_finite` rows that were
+    run again in float32.
     """
 
     requests: int = 0
@@ -26,6 +27,8 @@ class Counters:
     output_tokens: int = 0
     padded_tokens: int = 0
     steps: int = 0
+    rows: int = 0
+    twins: int = 0
     out_of_memory: int = 0
     non_finite: int = 0
 
@@ -37,6 +40,22 @@ class Counters:
                 for field in fields(self)
             }
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How an engine runs its model, as it found at load and has learnt since.
+
+    `path` is "packed" where no padding is computed, "padded" where the model's own code needs
+    batches in rectangles, "stub" where nothing is. `same_bytes` says whether a probe at load found
+    that neighbours change no bit of a result. `token_budget` bounds a step now; `memory_bytes` is
+    what the device holds for it at most so far, where the device can tell.
+    """
+
+    path: str
+    same_bytes: bool
+    token_budget: int
+    memory_bytes: int | None = None
 
 
 class EngineLike(Protocol):
@@ -55,6 +74,21 @@ class EngineLike(Protocol):
     @property
     def dimensions(self) -> int | None:
         """Length of the vectors; None for a model that makes none."""
+        ...
+
+    @property
+    def smaller_dimensions(self) -> tuple[int, ...]:
+        """Lengths that the vectors may be cut to, ascending; empty for a model that lists none."""
+        ...
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of what it scores, in the order of the logits; empty for a model without labels."""
+        ...
+
+    @property
+    def status(self) -> Status:
+        """How it runs."""
         ...
 
     @property
@@ -82,6 +116,21 @@ class EngineLike(Protocol):
         ...
 
 
+class Pair(NamedTuple):
+    """Two texts as one sequence; `first` of its tokens belong to the first."""
+
+    tokens: list[int]
+    first: int
+
+
+class Window(NamedTuple):
+    """A piece of a long text with special tokens, and each token's characters: `start`, `end` in
+    the whole text; both 0 for a special token."""
+
+    tokens: list[int]
+    spans: list[tuple[int, int]]
+
+
 class TokenizerLike(Protocol):
     """Text to token ids and back, in a model's own way."""
 
@@ -95,8 +144,28 @@ class TokenizerLike(Protocol):
         """Most tokens of a text, as the model's own files say; None where they do not."""
         ...
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text with special tokens, never cut."""
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What may be put before a text, by name: the model's own files, then the catalog."""
+        ...
+
+    def encode(
+        self, texts: Sequence[str], *, prompt_name: str | None = None, limit: int | None = None
+    ) -> list[list[int]]:
+        """Ids of each text with special tokens; cut to `limit` tokens, those included, or whole.
+
+        Without a `prompt_name` the model's default prompt, if it has one, stands before each text.
+        """
+        ...
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, limit: int | None = None
+    ) -> list[Pair]:
+        """Each pair as one sequence with special tokens; cut to `limit`, the longer text first."""
+        ...
+
+    def encode_windows(self, text: str, *, limit: int, overlap: int) -> list[Window]:
+        """The text as pieces of at most `limit` tokens, neighbours sharing `overlap` of them."""
         ...
 
     def encode_prompt(self, text: str) -> list[int]:

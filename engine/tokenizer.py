@@ -4,7 +4,7 @@ Reads the model's tokenizer.json itself: importing this file costs no torch, so 
 estimating stay light.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from engine.model.files import (
     sentence_config,
     transformer_folder,
 )
+from engine.surface import Pair, Window
 
 # What a template that meets unexpected messages raises: jinja's own errors and plain Python's.
 _TEMPLATE_FAULTS = (
@@ -93,7 +94,13 @@ class Tokenizer:
         token = self._special_tokens.get("eos_token")
         return None if token is None else self._backend.token_to_id(token)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt_name: str | None = None,  # noqa: ARG002 to come
+        limit: int | None = None,  # noqa: ARG002 to come
+    ) -> list[list[int]]:
         """Ids of each text with special tokens, after the model's own default prompt if it has one.
 
         Raises ValueError for a text that is not Unicode (a lone surrogate).
@@ -101,6 +108,21 @@ class Tokenizer:
         prompted = [_unicode(self._prompt + text) for text in texts]
         encodings = self._backend.encode_batch(prompted, add_special_tokens=True)
         return [encoding.ids for encoding in encodings]
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What may be put before a text, by name."""
+        return {}
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, limit: int | None = None
+    ) -> list[Pair]:
+        """Each pair as one sequence with special tokens."""
+        raise NotImplementedError
+
+    def encode_windows(self, text: str, *, limit: int, overlap: int) -> list[Window]:
+        """The text as pieces of at most `limit` tokens."""
+        raise NotImplementedError
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a plain completion's prompt, with the special tokens the model puts before one."""

@@ -45,6 +45,13 @@ class ModelKind(StrEnum):
     EMBED = "embed"
     CLASSIFY = "classify"
     SCORE = "score"
+    TOKEN_CLASSIFY = "token_classify"  # noqa: S105 no secret
+
+
+class Quantize(StrEnum):
+    """What the weights of a model's linear layers are rounded to."""
+
+    INT8 = "int8"
 
 
 class Dtype(StrEnum):
@@ -103,6 +110,8 @@ class Model(BaseModel):
     price_output: Price = Decimal(0)
     discount: Annotated[Decimal, Field(ge=0, le=1)] = Decimal("0.5")
     pooling: str | None = None
+    dimensions: tuple[PositiveInt, ...] = ()
+    quantize: Quantize | None = None
     prompts: dict[str, str] = {}
 
     @property
@@ -184,7 +193,7 @@ def endpoints_of(kind: ModelKind) -> frozenset[str]:
             return frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
         case ModelKind.EMBED:
             return frozenset({"/v1/embeddings"})
-        case ModelKind.CLASSIFY | ModelKind.SCORE:
+        case ModelKind.CLASSIFY | ModelKind.SCORE | ModelKind.TOKEN_CLASSIFY:
             return frozenset()
         case unreachable:
             assert_never(unreachable)

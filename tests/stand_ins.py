@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from engine.config import EngineConfig, Kind
-from engine.request import Embedding, EmbedRequest, Failure, FailureReason, Request, Result
+from engine.request import Embedding, EncodeRequest, Failure, FailureReason, Request, Result
 from engine.stub import BEGIN, StubEngine
 
 
 def text_of(request: Request) -> str:
     """What the stub's tokenizer made the request of."""
-    tokens = request.tokens if isinstance(request, EmbedRequest) else request.prompt
+    tokens = request.tokens if isinstance(request, EncodeRequest) else request.prompt
     return bytes(token for token in tokens if token < BEGIN).decode()
 
 

@@ -12,7 +12,7 @@ from typing import Any, assert_never
 import numpy as np
 import orjson
 
-from engine.request import Embedding, FinishReason, Generation
+from engine.request import Embedding, FinishReason, Generation, Work
 from service.batch import LineState
 from service.bodies.chat import ChatBody
 from service.bodies.completions import CompletionBody
@@ -52,6 +52,7 @@ class Answered:
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    work: Work = Work()
 
     @property
     def succeeded(self) -> bool:

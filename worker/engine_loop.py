@@ -13,7 +13,15 @@ from typing import Self, assert_never
 
 import structlog
 
-from engine.request import Embedding, Failure, Generation, Request, Result
+from engine.request import (
+    Classification,
+    Embedding,
+    Failure,
+    Generation,
+    Request,
+    Result,
+    TokenClassification,
+)
 from engine.surface import EngineLike
 from service.clock import Clock
 
@@ -151,7 +159,7 @@ class EngineLoop:
 
 def _tokens(result: Result) -> int:
     match result:
-        case Embedding():
+        case Embedding() | Classification() | TokenClassification():
             return result.input_tokens
         case Generation():
             return result.input_tokens + result.output_tokens

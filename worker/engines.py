@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from engine.config import EngineConfig, Kind
+from engine.config import EngineConfig, Kind, Quantize
 from engine.engine import Engine
 from engine.stub import StubEngine
 from engine.surface import EngineLike
@@ -21,6 +21,8 @@ def engine_of(model: Model, models_dir: Path, settings: WorkerSettings) -> Engin
         context_length=model.context_length,
         threads=settings.threads,
         pooling=model.pooling,
+        dimensions=model.dimensions,
+        quantize=None if model.quantize is None else Quantize(model.quantize),
         **({} if settings.token_budget is None else {"token_budget": settings.token_budget}),
     )
     return StubEngine(config) if isinstance(model.origin, StubSource) else Engine(config)

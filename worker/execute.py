@@ -11,12 +11,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from engine.request import (
+    Classification,
     Embedding,
+    Encoded,
     Failure,
     FailureReason,
     Generation,
     Request,
     Result,
+    TokenClassification,
 )
 from engine.surface import TokenizerLike
 from service.batch import BatchStatus
@@ -74,7 +77,7 @@ class _Running:
     row: PendingLine
     prompt: prompts.Prompt
     requests: Sequence[Request]
-    results: dict[int, Embedding | Generation]
+    results: dict[int, Encoded | Generation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,7 @@ class ShardRun:
         match result:
             case Failure():
                 self._fail(running, result)
-            case Embedding() | Generation():
+            case Embedding() | Classification() | TokenClassification() | Generation():
                 running.results[position] = result
                 if len(running.results) == len(running.requests):
                     del self._running[running.row.line]

@@ -10,7 +10,7 @@ from typing import Any, assert_never
 from uuid import UUID
 
 from engine.errors import TemplateError
-from engine.request import EmbedRequest, GenerateRequest, Request, Sampling
+from engine.request import EncodeRequest, GenerateRequest, Request, Sampling
 from engine.surface import TokenizerLike
 from service.bodies import check
 from service.bodies.chat import ChatBody
@@ -161,7 +161,7 @@ def requests(prompt: Prompt, *, key: Hashable) -> list[Request]:
     match prompt:
         case Embed():
             return [
-                EmbedRequest(id=(key, position), tokens=tokens)
+                EncodeRequest(id=(key, position), tokens=tokens)
                 for position, tokens in enumerate(prompt.sequences)
             ]
         case Generate():

@@ -13,7 +13,7 @@ from engine.model.load import Encoder
 from engine.outcome import Outcome
 from engine.plan.budget import Budget
 from engine.plan.waiting import Waiting
-from engine.request import Embedding, EmbedRequest, Failure, FailureReason, Result
+from engine.request import Embedding, EncodeRequest, Failure, FailureReason, Result
 from engine.surface import Counters
 
 
@@ -24,10 +24,10 @@ class EncodeLoop:
         self._encoder = encoder
         self._max_rows = config.max_rows
         self._budget = Budget.of(config.token_budget)
-        self._waiting: Waiting[EmbedRequest] = Waiting(lambda request: len(request.tokens))
+        self._waiting: Waiting[EncodeRequest] = Waiting(lambda request: len(request.tokens))
         self._tried_alone: set[Hashable] = set()
 
-    def add(self, requests: Iterable[EmbedRequest]) -> None:
+    def add(self, requests: Iterable[EncodeRequest]) -> None:
         """Take in requests that were found fit to run."""
         self._waiting.add(requests)
 
@@ -61,10 +61,10 @@ class EncodeLoop:
         )
         return Outcome(tuple(results), cost)
 
-    def _fits(self, batch: Sequence[EmbedRequest]) -> bool:
+    def _fits(self, batch: Sequence[EncodeRequest]) -> bool:
         return len(batch) <= self._max_rows and _cost(batch) <= self._budget.current
 
-    def _try(self, batch: Sequence[EmbedRequest]) -> NDArray[np.float32] | None:
+    def _try(self, batch: Sequence[EncodeRequest]) -> NDArray[np.float32] | None:
         """float32 [rows, dims], or None where the memory did not suffice."""
         try:
             return self._encode(batch)
@@ -73,13 +73,13 @@ class EncodeLoop:
                 raise
         return None
 
-    def _encode(self, batch: Sequence[EmbedRequest]) -> NDArray[np.float32]:
+    def _encode(self, batch: Sequence[EncodeRequest]) -> NDArray[np.float32]:
         ids, mask = _pad(batch, self._encoder.pad_id)
         device = self._encoder.device
         vectors = self._encoder.vectors(ids.to(device), mask.to(device))
         return vectors.float().cpu().numpy()
 
-    def _cut_smaller(self, batch: list[EmbedRequest]) -> Outcome:
+    def _cut_smaller(self, batch: list[EncodeRequest]) -> Outcome:
         """Let the batch be tried again in smaller pieces; a single request twice, then no more."""
         release(self._encoder.device)
         self._budget = self._budget.after_out_of_memory(_cost(batch))
@@ -95,7 +95,7 @@ class EncodeLoop:
         self._waiting.put_back(batch)
         return Outcome(cost=cost)
 
-    def _in_float32(self, requests: Sequence[EmbedRequest]) -> list[Result]:
+    def _in_float32(self, requests: Sequence[EncodeRequest]) -> list[Result]:
         """Each alone in float32: half precision overflows where float32 does not."""
         if not requests:
             return []
@@ -111,12 +111,12 @@ class EncodeLoop:
         return results
 
 
-def _cost(batch: Sequence[EmbedRequest]) -> int:
+def _cost(batch: Sequence[EncodeRequest]) -> int:
     """Padded tokens: longest × rows; the first of a batch is its longest."""
     return len(batch[0].tokens) * len(batch)
 
 
-def _pad(batch: Sequence[EmbedRequest], pad_id: int) -> tuple[Tensor, Tensor]:
+def _pad(batch: Sequence[EncodeRequest], pad_id: int) -> tuple[Tensor, Tensor]:
     """Ids and mask, int64 [rows, longest], padded on the right."""
     ids = torch.full((len(batch), len(batch[0].tokens)), pad_id, dtype=torch.int64)
     mask = torch.zeros_like(ids)

@@ -4,7 +4,7 @@ import math
 from typing import assert_never
 
 from engine.config import Kind
-from engine.request import EmbedRequest, Failure, FailureReason, GenerateRequest, Request, Sampling
+from engine.request import EncodeRequest, Failure, FailureReason, GenerateRequest, Request, Sampling
 
 
 def refusal(
@@ -12,7 +12,7 @@ def refusal(
 ) -> Failure | None:
     """Why the request cannot run, or None."""
     match request:
-        case EmbedRequest():
+        case EncodeRequest():
             return _refuse_embed(request, kind, context_length, vocab_size)
         case GenerateRequest():
             return _refuse_generate(request, kind, context_length, vocab_size)
@@ -21,7 +21,7 @@ def refusal(
 
 
 def _refuse_embed(
-    request: EmbedRequest, kind: Kind, context_length: int, vocab_size: int
+    request: EncodeRequest, kind: Kind, context_length: int, vocab_size: int
 ) -> Failure | None:
     if kind is not Kind.EMBED:
         return _invalid(request, "This model does not make embeddings.", None)

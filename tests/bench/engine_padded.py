@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig, Kind
 from engine.engine import Engine
-from engine.request import EmbedRequest, GenerateRequest, Sampling
+from engine.request import EncodeRequest, GenerateRequest, Sampling
 from engine.tokenizer import Tokenizer
 from service.catalog import DEFAULT_CATALOG, Catalog
 from service.settings import Files
@@ -67,13 +67,13 @@ def bench_embed(folder: Path, count: int) -> dict[str, Any]:
     peer.encode(texts[:64], batch_size=PEER_BATCH)  # both begin warm
     list(
         engine.run(
-            EmbedRequest(n, tuple(ids)) for n, ids in enumerate(tokenizer.encode(texts[:64]))
+            EncodeRequest(n, tuple(ids)) for n, ids in enumerate(tokenizer.encode(texts[:64]))
         )
     )
     before = engine.counters
 
     begun = time.perf_counter()
-    list(engine.run(EmbedRequest(n, tuple(ids)) for n, ids in enumerate(tokenizer.encode(texts))))
+    list(engine.run(EncodeRequest(n, tuple(ids)) for n, ids in enumerate(tokenizer.encode(texts))))
     ours = time.perf_counter() - begun
     begun = time.perf_counter()
     peer.encode(texts, batch_size=PEER_BATCH)

@@ -10,7 +10,7 @@ from engine.config import Kind
 from engine.errors import ModelLoadError
 from engine.request import (
     Embedding,
-    EmbedRequest,
+    EncodeRequest,
     Failure,
     FailureReason,
     FinishReason,
@@ -29,7 +29,7 @@ KINDS = [Kind.EMBED, Kind.GENERATE]
 def ask(kind: Kind, key: Any, length: int = 10, **sampling: Any) -> Request:
     tokens = tuple(40 + (7 * place + length) % 80 for place in range(length))
     if kind is Kind.EMBED:
-        return EmbedRequest(key, tokens)
+        return EncodeRequest(key, tokens)
     settings = {"max_tokens": 4, "temperature": 0.0, **sampling}
     return GenerateRequest(key, tokens, Sampling(**settings))
 
@@ -134,7 +134,7 @@ def test_an_empty_text_or_an_unknown_token_is_invalid(
     engine = make_engine(kind)
     sampling = Sampling(max_tokens=1)
     engine.submit(
-        [EmbedRequest(1, tokens) if kind is Kind.EMBED else GenerateRequest(1, tokens, sampling)]
+        [EncodeRequest(1, tokens) if kind is Kind.EMBED else GenerateRequest(1, tokens, sampling)]
     )
     [result] = engine.step()
     assert isinstance(result, Failure)

@@ -21,7 +21,7 @@ from engine.engine import Engine
 from engine.errors import ModelLoadError
 from engine.model.load import Encoder, load_encoder
 from engine.model.pooling import pool
-from engine.request import Embedding, EmbedRequest, Failure, FailureReason, Result
+from engine.request import Embedding, EncodeRequest, Failure, FailureReason, Result
 from engine.tokenizer import Tokenizer
 
 with warnings.catch_warnings():
@@ -61,7 +61,7 @@ def test_vectors_equal_those_of_sentence_transformers(minilm: Path) -> None:
     tokens = tokenizer.encode(texts)
     assert max(map(len, tokens)) > 150
     assert min(map(len, tokens)) < 6
-    requests = [EmbedRequest(n, tuple(ids)) for n, ids in enumerate(tokens)]
+    requests = [EncodeRequest(n, tuple(ids)) for n, ids in enumerate(tokens)]
     engine = Engine(EngineConfig(model=minilm, kind=Kind.EMBED))
     found = vectors_of(dict(engine.run(requests)))
 
@@ -164,7 +164,7 @@ def test_parts_after_the_transformer_equal_those_of_sentence_transformers(
     texts = ["a", "some words", "a much longer text of many bytes, 50 or so in all"]
     tokens = Tokenizer.from_dir(folder).encode(texts)
     engine = Engine(EngineConfig(model=folder, kind=Kind.EMBED))
-    requests = [EmbedRequest(n, tuple(ids)) for n, ids in enumerate(tokens)]
+    requests = [EncodeRequest(n, tuple(ids)) for n, ids in enumerate(tokens)]
     found = vectors_of(dict(engine.run(requests)))
     expected = SentenceTransformer(str(folder), device="cpu").encode(texts)
     assert engine.dimensions == expected.shape[1]
@@ -235,7 +235,7 @@ def test_a_folder_that_says_no_pooling_needs_one_from_the_catalog(
     config = EngineConfig(model=folder, kind=Kind.EMBED)
     with pytest.raises(ModelLoadError, match="pooling"):
         Engine(config)
-    request = EmbedRequest(0, (1, 50, 60, 2))
+    request = EncodeRequest(0, (1, 50, 60, 2))
     [(_, plain)] = Engine(dataclasses.replace(config, pooling="mean")).run([request])
     [(_, stated)] = Engine(dataclasses.replace(config, model=tiny_encoder)).run([request])
     assert isinstance(plain, Embedding)
@@ -271,13 +271,13 @@ class Moody:
         return self._answer(self._model, inputs)
 
 
-def texts(lengths: list[int]) -> list[EmbedRequest]:
+def texts(lengths: list[int]) -> list[EncodeRequest]:
     return [
-        EmbedRequest(n, tuple(40 + (n + i) % 90 for i in range(k))) for n, k in enumerate(lengths)
+        EncodeRequest(n, tuple(40 + (n + i) % 90 for i in range(k))) for n, k in enumerate(lengths)
     ]
 
 
-def drain(encoder: Encoder, requests: list[EmbedRequest], **changes: Any) -> dict[int, Result]:
+def drain(encoder: Encoder, requests: list[EncodeRequest], **changes: Any) -> dict[int, Result]:
     loop = EncodeLoop(encoder, config_of(Path("unused"), **changes))
     loop.add(requests)
     results: dict[int, Result] = {}
