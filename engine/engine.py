@@ -16,9 +16,11 @@ import torch
 from engine.config import EngineConfig, Kind
 from engine.encode.padded import EncodeLoop
 from engine.errors import ModelLoadError
+from engine.generate.continuous import ContinuousLoop
 from engine.generate.padded import GenerateLoop
+from engine.generate.probe import continuous_forward
 from engine.intake import Intake
-from engine.model.load import load_decoder, load_encoder
+from engine.model.load import Decoder, load_decoder, load_encoder
 from engine.outcome import Outcome
 from engine.plan.admit import refusal
 from engine.request import EncodeRequest, Failure, GenerateRequest, Request, Result
@@ -33,7 +35,8 @@ class Engine:
             torch.set_num_threads(config.threads)
         self._kind = config.kind
         self.dimensions: int | None = None  # length of the vectors, where it makes any
-        self._loop: EncodeLoop | GenerateLoop
+        self._path = "padded"
+        self._loop: EncodeLoop | GenerateLoop | ContinuousLoop
         match config.kind:
             case Kind.EMBED:
                 encoder = load_encoder(config)
@@ -42,7 +45,9 @@ class Engine:
                 self.context_length, self._vocab_size = encoder.context_length, encoder.vocab_size
             case Kind.GENERATE:
                 decoder = load_decoder(config)
-                self._loop = GenerateLoop(decoder, config)
+                self._loop = _generate_loop(decoder, config)
+                if isinstance(self._loop, ContinuousLoop):
+                    self._path = "packed"
                 self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
             case Kind.CLASSIFY | Kind.SCORE | Kind.TOKEN_CLASSIFY:
                 msg = f"no engine serves models of kind {config.kind.value} yet"
@@ -65,7 +70,7 @@ class Engine:
     @property
     def status(self) -> Status:
         """How it runs."""
-        return Status(path="padded", same_bytes=False, token_budget=self._token_budget)
+        return Status(path=self._path, same_bytes=False, token_budget=self._token_budget)
 
     @property
     def pending(self) -> int:
@@ -86,7 +91,7 @@ class Engine:
         match self._loop:
             case EncodeLoop():
                 self._loop.add([r for r in accepted if isinstance(r, EncodeRequest)])
-            case GenerateLoop():
+            case GenerateLoop() | ContinuousLoop():
                 self._loop.add([r for r in accepted if isinstance(r, GenerateRequest)])
             case unreachable:
                 assert_never(unreachable)
@@ -121,3 +126,13 @@ class Engine:
             context_length=self.context_length,
             vocab_size=self._vocab_size,
         )
+
+
+@torch.inference_mode()
+def _generate_loop(decoder: Decoder, config: EngineConfig) -> GenerateLoop | ContinuousLoop:
+    """Continuous batching, or padded batches where the model does not allow it."""
+    found = continuous_forward(decoder, config.cache_tokens)
+    if found is None:
+        return GenerateLoop(decoder, config)
+    forward, tokens = found
+    return ContinuousLoop(decoder, forward, tokens, config)

@@ -24,6 +24,7 @@ from engine.model.files import (
     sentence_config,
     transformer_folder,
 )
+from engine.model.linear import prepack_
 from engine.model.pooling import Head, read_head
 from engine.tokenizer import Tokenizer
 
@@ -115,6 +116,7 @@ def load_decoder(config: EngineConfig) -> Decoder:
     """The generating model in a folder. Raises ModelLoadError where it cannot be run rightly."""
     device = _device(config.device)
     model = _load(AutoModelForCausalLM, config, device)
+    prepack_(model)
     tokenizer = Tokenizer.from_dir(config.model)
     _check_tokenizer(config, tokenizer)
     decoder = Decoder(

@@ -103,6 +103,11 @@ class Schedule:
         """Sequences that hold memory."""
         return len(self._running)
 
+    @property
+    def oldest(self) -> Sequence:
+        """The running sequence that goes first."""
+        return self._running[0]
+
     def add(self, group: Iterable[Asked]) -> None:
         """Take requests in; those of an earlier call are begun first."""
         arrived = []
