@@ -1,7 +1,8 @@
 """How does a packed step attend, every row to its own text and no other?
 
 A model that is told to use `CONTINUOUS` calls `attend` with queries, keys and values after their
-rotation; the step's layout travels in the keyword `step` of the model's forward.
+rotation. Not every model hands keywords on to its layers, so what a step needs waits with them: in
+one object that all the model's modules know.
 """
 
 import math
@@ -39,12 +40,20 @@ class NotSupportedError(Exception):
     """The model asks of attention what is not done here; it takes the padded way."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepInput:
-    """What travels through the model to its attention layers."""
+@dataclass(slots=True)
+class Carrier:
+    """What attention layers find while a step runs."""
 
-    layout: Layout
-    kv: KV
+    layout: Layout | None = None
+    kv: KV | None = None
+
+
+def carry(model: Any) -> Carrier:  # noqa: ANN401 a PreTrainedModel
+    """Give all modules of a model one carrier."""
+    carrier = Carrier()
+    for module in model.modules():
+        module.halfrate_carrier = carrier
+    return carrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,6 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    step: StepInput,
     scaling: float | None = None,
     **options: Any,  # noqa: ANN401 as the model hands them on
 ) -> tuple[Tensor, None]:
@@ -96,8 +104,8 @@ def attend(
     Raises NotSupportedError where the model asks for what is not done here.
     """
     rule = _rule(module, query, attention_mask, scaling, options)
-    layout = step.layout
-    layer = step.kv.layers[layout.calls]
+    layout, kv = module.halfrate_carrier.layout, module.halfrate_carrier.kv
+    layer: LayerKV = kv.layers[layout.calls]
     layout.calls += 1
     heads = layer.heads.count
     rows = query.shape[2]

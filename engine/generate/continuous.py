@@ -47,10 +47,10 @@ class ContinuousLoop:
         self._forward = forward
         self._budget = Budget.of(config.prefill_tokens)
         self._schedule = Schedule(
-            Slots(tokens), limit=config.cache_tokens, max_rows=config.max_rows
+            Slots(tokens), limit=config.cache_tokens, max_rows=config.max_sequences
         )
         self._serials = count()
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[Hashable, _Job] = {}
         self._job_of: dict[Hashable, int] = {}
         self._twins: dict[_Twin, int] = {}
         self._failing: Sequence | None = None  # what ran out of memory with a single token
@@ -169,19 +169,14 @@ class ContinuousLoop:
         return self._fail(sequence, _too_large)
 
     def _job(self, sequence: Sequence) -> _Job:
-        return self._jobs[_serial(sequence.id)]
+        return self._jobs[sequence.id]
 
     def _forget(self, key: Hashable) -> _Job:
-        job = self._jobs.pop(_serial(key))
+        job = self._jobs.pop(key)
         del self._twins[job.twin]
         for request in job.requests:
             self._job_of.pop(request, None)
         return job
-
-
-def _serial(key: Hashable) -> int:
-    assert isinstance(key, int)  # the schedule knows jobs by their numbers
-    return key
 
 
 def _cost(step: Step) -> Counters:

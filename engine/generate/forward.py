@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from engine.generate.attention import StepInput
+from engine.generate.attention import carry
 from engine.generate.kv import KV
 from engine.generate.layout import lay_out
 from engine.model.load import Decoder
@@ -20,6 +19,8 @@ class PackedForward:
         self._model = decoder.model
         self._accepts = decoder.accepts
         self._kv = kv
+        self._carrier = carry(decoder.model)
+        self._carrier.kv = kv
 
     def prepare(self, step: Step, *, wipe: bool) -> None:
         """Move what the step moves; with `wipe`, empty slots before they get new holders."""
@@ -33,14 +34,13 @@ class PackedForward:
 
     def __call__(self, step: Step) -> tuple[list[Sequence], Tensor]:
         """Compute all of a step: whose next token is wanted, and float32 scores [those, vocab]."""
-        layout = lay_out(step)
+        layout = self._carrier.layout = lay_out(step)
         options: dict[str, Any] = {"use_cache": False}
         if "logits_to_keep" in self._accepts:
             options["logits_to_keep"] = layout.sampled
         logits: Tensor = self._model(
             input_ids=layout.ids[None],
             position_ids=layout.positions[None],
-            step=StepInput(layout, self._kv),
             **options,
         ).logits[0]
         if "logits_to_keep" not in self._accepts:

@@ -175,9 +175,7 @@ def _group(pieces: Sequence[Piece], start: int) -> Group:
     )
 
 
-def _spans(
-    pieces: Sequence[Piece], rows: Sequence[tuple[int, int]], single: int
-) -> Iterator[Span]:
+def _spans(pieces: Sequence[Piece], rows: Sequence[tuple[int, int]], single: int) -> Iterator[Span]:
     """What chunks computed earlier, and the stems, each once for all rows below it."""
     below: dict[Stem, list[tuple[int, int]]] = {}
     for number, (piece, (start, end)) in enumerate(zip(pieces, rows, strict=True)):

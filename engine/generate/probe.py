@@ -5,13 +5,12 @@ beginning go through the real schedule, in pieces, and are compared with its own
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine.generate.attention import CONTINUOUS, NotSupportedError, register
@@ -84,10 +83,25 @@ def _listen(decoder: Decoder) -> list[Heads]:
         msg = "layers that attend in chunks, or not at all"
         raise NotSupportedError(msg)
     heard: list[_Heard] = []
-    AttentionInterface.register(_LISTENING, _hear)
+
+    def hear(
+        _module: Any,  # noqa: ANN401 the attention layer that calls
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        _mask: Tensor | None,
+        **options: Any,  # noqa: ANN401 as the model hands them on
+    ) -> tuple[Tensor, None]:
+        """Note shapes; what is answered is of no account."""
+        heads = Heads(key.shape[1], key.shape[-1], value.shape[-1])
+        heard.append(_Heard(heads, options.get("sliding_window")))
+        each = query.shape[1] // key.shape[1]
+        return value.repeat_interleave(each, dim=1).transpose(1, 2), None
+
+    AttentionInterface.register(_LISTENING, hear)
     decoder.model.set_attn_implementation(_LISTENING)
     ids = torch.arange(3, 7)[None] % decoder.vocab_size
-    decoder.model(input_ids=ids, position_ids=torch.arange(4)[None], use_cache=False, heard=heard)
+    decoder.model(input_ids=ids, position_ids=torch.arange(4)[None], use_cache=False)
     if len(heard) != config.num_hidden_layers:
         msg = f"{len(heard)} of {config.num_hidden_layers} layers call the attention interface"
         raise NotSupportedError(msg)
@@ -96,23 +110,6 @@ def _listen(decoder: Decoder) -> list[Heads]:
         msg = "layers with a window that do not name it"
         raise NotSupportedError(msg)
     return [layer.heads for layer in heard]
-
-
-def _hear(
-    module: Any,  # noqa: ANN401 the attention layer that calls
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    heard: list[_Heard],
-    **options: Any,  # noqa: ANN401 as the model hands them on
-) -> tuple[Tensor, None]:
-    """Note shapes; what is answered is of no account."""
-    heads = Heads(key.shape[1], key.shape[-1], value.shape[-1])
-    heard.append(_Heard(heads, options.get("sliding_window")))
-    each = query.shape[1] // key.shape[1]
-    return value.repeat_interleave(each, dim=1).transpose(1, 2), None
 
 
 def _check_ropes(config: Any) -> None:  # noqa: ANN401 a config's dict, or any part of it
@@ -126,26 +123,24 @@ def _check_ropes(config: Any) -> None:  # noqa: ANN401 a config's dict, or any p
 
 def _compare(decoder: Decoder, heads: Sequence[Heads], own: str) -> None:
     """Raises NotSupportedError where scores differ from those of the model's own forward."""
-    texts = _texts(decoder)
+    texts: dict[Hashable, tuple[int, ...]] = dict(enumerate(_texts(decoder)))
     decoder.model.set_attn_implementation(own)
-    expected = [_own_scores(decoder, text) for text in texts]
+    expected = {name: _own_scores(decoder, text) for name, text in texts.items()}
     register()
     decoder.model.set_attn_implementation(CONTINUOUS)
-    slots = Slots(sum(map(len, texts)) * 4)
+    slots = Slots(sum(map(len, texts.values())) * 4)
     schedule = Schedule(slots, limit=slots.total, max_rows=len(texts))
     forward = PackedForward(decoder, KV(slots.total, heads, decoder.model.dtype))
-    schedule.add(Asked(n, text[:-_MORE], _MORE + 1) for n, text in enumerate(texts))
+    schedule.add(Asked(name, text[:-_MORE], _MORE + 1) for name, text in texts.items())
     while (step := schedule.plan(_BUDGET)).pieces:
         sequences, scores = forward(step)
         schedule.done(step)
         for sequence, found in zip(sequences, scores, strict=True):
-            number, place = sequence.id, sequence.known - 1
-            assert isinstance(number, int)
-            _check(found, expected[number][place])
+            _check(found, expected[sequence.id][sequence.known - 1])
             if sequence.more == 1:
                 schedule.finish(sequence)
             else:
-                schedule.append(sequence, texts[number][sequence.known])
+                schedule.append(sequence, texts[sequence.id][sequence.known])
 
 
 def _check(found: Tensor, expected: Tensor) -> None:
@@ -186,12 +181,11 @@ def _with_memory(
     decoder: Decoder, heads: Sequence[Heads], tokens: int
 ) -> tuple[PackedForward, int]:
     """With room for a text of the model's whole context, or else for `tokens` tokens."""
-    for size in (max(tokens, decoder.context_length), tokens):
-        total = Slots(size).total
-        try:
-            return PackedForward(decoder, KV(total, heads, decoder.model.dtype)), total
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or size == tokens:
-                raise
-    msg = "unreachable"
-    raise AssertionError(msg)
+    try:
+        total = Slots(max(tokens, decoder.context_length)).total
+        return PackedForward(decoder, KV(total, heads, decoder.model.dtype)), total
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    total = Slots(tokens).total
+    return PackedForward(decoder, KV(total, heads, decoder.model.dtype)), total

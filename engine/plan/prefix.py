@@ -105,19 +105,30 @@ class PrefixTree:
         return unused
 
     def shared_way(self, node: Node) -> tuple[int, ...]:
-        """What requests have in common if and only if they share the same tokens with others."""
-        return tuple(step.serial for step in node.way_up() if step.users > 1)[::-1]
+        """Names of the stretches on the way to a node that have a stem, or would get one now."""
+        names: list[int] = []
+        begin = 0
+        for step in reversed(list(node.way_up())):
+            if step.stem is not None or self._pays(step, begin):
+                names.append(step.serial)
+                begin = step.end
+        return tuple(names)
 
     def stem_of(self, node: Node) -> Stem | None:
         """The last stem on the way to a node, after giving every shared stretch its own."""
         stem: Stem | None = None
         for step in reversed(list(node.way_up())):
             begin = 0 if stem is None else stem.end
-            if step.stem is None and step.users > 1 and step.end - begin >= SHORTEST_STEM:
+            if step.stem is None and self._pays(step, begin):
                 step.stem = Stem(parent=stem, tokens=step.tokens, start=begin, end=step.end)
             if step.stem is not None:
                 stem = step.stem
         return stem
+
+    @staticmethod
+    def _pays(node: Node, begin: int) -> bool:
+        """Whether a stem from `begin` to the node's end is worth its calls."""
+        return node.users > 1 and node.end - begin >= SHORTEST_STEM
 
     def _split(self, parent: Node, lower: Node, end: int) -> Node:
         """Let a node end earlier, its rest below it; the new upper node.

@@ -1,15 +1,17 @@
 """How fast does the engine answer, against padded batches of the same model?
 
 Two files on SmolLM2-135M in float32: tagging (300 lines, one long system prompt, at most 4 tokens
-out) and generation (128 lines, 16 to 128 tokens out). Run: python tests/bench/generate.py [--padded]
+out) and generation (128 lines, 16 to 128 tokens out).
+
+    python tests/bench/generate.py [--padded]
 """
 
 import argparse
+import importlib
 import inspect
 import json
 import random
 import time
-from pathlib import Path
 
 import torch
 
@@ -30,19 +32,18 @@ network, processes, threads, errors, testing, typing, compression, archives, ema
 databases, logging, security, graphics, other. If two labels fit, take the one that stands earlier
 in the list. Never explain your choice, never repeat the text."""
 
+MODULES = """
+    argparse asyncio collections datetime decimal email.message functools http.client inspect json
+    logging mailbox optparse os pathlib shutil smtplib socket sqlite3 statistics string subprocess
+    tarfile tempfile textwrap threading typing unittest urllib.request xml.dom.minidom zipfile
+"""
+
 
 def texts(count: int, words: int) -> list[str]:
     """Docstrings of the standard library, cut to about so many words."""
     found: list[str] = []
-    for name in ("argparse", "asyncio", "collections", "datetime", "decimal", "email.message",
-                 "functools", "http.client", "inspect", "json", "logging", "mailbox", "optparse",
-                 "os", "pathlib", "shutil", "smtplib", "socket", "sqlite3", "statistics", "string",
-                 "subprocess", "tarfile", "tempfile", "textwrap", "threading", "tkinter.ttk",
-                 "turtle", "typing", "unittest", "urllib.request", "xml.dom.minidom", "zipfile"):  # fmt: skip
-        try:
-            module = __import__(name, fromlist=["_"])
-        except ImportError:
-            continue
+    for name in MODULES.split():
+        module = importlib.import_module(name)
         members = [member for _, member in inspect.getmembers(module)]
         members += [m for c in members if inspect.isclass(c) for _, m in inspect.getmembers(c)]
         for member in members:
@@ -127,7 +128,6 @@ def main() -> None:
     parser.add_argument("--padded", action="store_true")
     parser.add_argument("--only", choices=["tagging", "generation"])
     parser.add_argument("--set", default="{}", help="changes to the engine's config, as JSON")
-    parser.add_argument("--profile", type=Path)
     options = parser.parse_args()
     model = Catalog.load(DEFAULT_CATALOG).get("smollm2-135m-instruct")
     assert model is not None
@@ -138,13 +138,6 @@ def main() -> None:
         if options.only not in (None, name):
             continue
         requests = make(tokenizer)
-        if options.profile:
-            with torch.profiler.profile() as profile:
-                continuous(name, config, requests)
-            options.profile.write_text(
-                profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40)
-            )
-            continue
         found = continuous(name, config, requests)
         if options.padded:
             expected = padded(name, config, requests)
