@@ -71,7 +71,7 @@ def test_out_of_memory_is_tried_again_in_a_new_shard_and_is_final_in_the_end(
     pipeline.drain(make=lambda: Failing(seen))
     first, again = pipeline.shards(batch_id)
     assert (first.state, again.state) == (ShardState.DONE, ShardState.READY)
-    assert again.lines == [2, 4]
+    assert sorted(again.lines) == [2, 4]
     rows = pipeline.line_rows(batch_id)
     assert [row.attempts for row in rows] == [1, 1, 1, 1]
     assert rows[1].state is LineState.PENDING
