@@ -89,11 +89,6 @@ class EngineLoop:
         self._thread.join()
 
     @property
-    def dimensions(self) -> int | None:
-        """Length of the model's vectors; None where it makes none."""
-        return self._engine.dimensions
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """Names of what the model scores; empty where it has none."""
         return self._engine.labels

@@ -26,7 +26,11 @@ log = logging.getLogger(__name__)
 
 _LENGTHS = (33, 17, 17, 9, 5, 2)
 _SHARE = 0.9  # of the device's free memory that a batch may take
+_LARGE = 1024  # tokens of the largest pack tried: loading a large model on a CPU should stay short
 _LONGEST_WINDOW = 1024  # a text that fills a larger one would make loading slow
+
+# Rotations that a long neighbour would change; padded batches hold texts of like length.
+_BY_LONGEST = frozenset({"dynamic", "longrope"})
 
 # How far packed and padded results may lie apart, beside twice what padding alone changes: a share
 # of the largest number. Wrong attention or positions change a hundred times as much.
@@ -101,6 +105,8 @@ def _plug_in(encoder: Encoder, texts: list[Text], expected: list[list[Tensor]]) 
     """Tell the model to use our attention; why it does not work, or None."""
     if "position_ids" not in encoder.accepts:
         return "it takes no positions"
+    if _rope_types(encoder) & _BY_LONGEST:
+        return "its rotation depends on the longest text of a batch"
     encoder.model.set_attn_implementation(PACKED)
     pack = Pack.of([len(text.tokens) for text in texts], encoder.device)
     _, hidden = Packed(encoder).hidden(texts, pack)
@@ -119,14 +125,22 @@ def _plug_in(encoder: Encoder, texts: list[Text], expected: list[list[Tensor]]) 
     return None
 
 
+def _rope_types(encoder: Encoder) -> set[str]:
+    """How the model rotates queries and keys, by all its kinds of layers."""
+    stated = getattr(encoder.model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [stated, *(kind for kind in stated.values() if isinstance(kind, dict))]
+    return {str(kind["rope_type"]) for kind in kinds if "rope_type" in kind}
+
+
 def _distance(one: Tensor, other: Tensor) -> float:
     return float((one.float() - other.float()).abs().max())
 
 
 def _same_bytes(packed: Packed, texts: list[Text], token_budget: int) -> bool:
-    """Whether each text comes out the same alone, among these, and in a full pack."""
+    """Whether each text comes out the same alone, among these, and in a large pack."""
     tokens = sum(len(text.tokens) for text in texts)
-    many = sorted(texts * max(1, token_budget // tokens), key=lambda t: len(t.tokens), reverse=True)
+    times = max(2, min(token_budget, _LARGE) // tokens)
+    many = sorted(texts * times, key=lambda t: len(t.tokens), reverse=True)
     among = {t.id: row for t, row in zip(texts, packed.rows(texts), strict=True)}
     full = {t.id: row for t, row in zip(many, packed.rows(many), strict=True)}
     return all(

@@ -19,13 +19,14 @@ from engine.model.varlen import attend as attend_varlen
 
 PACKED = "halfrate_packed"  # our name among transformers' attention functions
 
-# Up to here scores that are written out beat torch's flash kernel for CPUs. Microseconds a token
-# and layer, 12 heads of 32, 2 threads, flash against written out: 1.75 and 0.8 at length 16, 2.0 and
-# 1.2 at 48, 2.6 and 1.7 at 96, 3.0 and 2.8 at 192; equal at 256.
+# Up to here float32 scores that are written out beat torch's flash kernel for CPUs. Microseconds a
+# token and layer, 12 heads of 32, 2 threads, flash against written out: 1.75 and 0.8 at length 16,
+# 2.0 and 1.2 at 48, 2.6 and 1.7 at 96, 3.0 and 2.8 at 192; equal at 256.
 _SHORT = 192
 
 # Most scores written out at once, in numbers: on a CPU what stays in its cache.
-_MOST_SCORES = {"cpu": 1 << 18, "cuda": 1 << 24}
+_MOST_SCORES = {"cpu": 1 << 18}
+_MOST_SCORES_ELSEWHERE = 1 << 24
 
 # What models hand on that says nothing about attention to one pack without a cache.
 _IGNORED = frozenset(
@@ -191,7 +192,7 @@ def _attend_run(
         rows_of(t, run).transpose(1, 2) for t in (query, key, value, out)
     )  # views [count, heads, length, dim]
     written_out = rule.softcap is not None or rule.sinks is not None
-    if run.length <= _SHORT and q.device.type == "cpu":
+    if run.length <= _SHORT and q.device.type == "cpu" and q.dtype == torch.float32:
         written_out = True
     if not written_out:
         plain_causal = rule.causal and not rule.hides(run.length) and rule.bias is None
@@ -208,7 +209,8 @@ def _attend_run(
         )
         return
     mask = rule.mask(run, q)
-    size = max(1, _MOST_SCORES[q.device.type] // (q.shape[1] * run.length**2))
+    most = _MOST_SCORES.get(q.device.type, _MOST_SCORES_ELSEWHERE)
+    size = max(1, most // (q.shape[1] * run.length**2))
     for first in range(0, run.count, size):
         rows = slice(first, first + size)
         target[rows] = _by_scores(q[rows], k[rows], v[rows], mask, rule)
@@ -230,9 +232,10 @@ def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: _Rule
     if mask is not None:
         scores += mask
     if rule.sinks is None:
-        weights = scores.softmax(dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32)
     else:
         sinks = rule.sinks.to(scores).view(1, heads, 1, 1).expand(count, heads, length, 1)
-        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
-    mixed = torch.bmm(weights.reshape(pairs, -1, length), v.reshape(pairs, length, v.shape[-1]))
+        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1, dtype=torch.float32)[..., :-1]
+    weights = weights.to(v.dtype).reshape(pairs, -1, length)
+    mixed = torch.bmm(weights, v.reshape(pairs, length, v.shape[-1]))
     return mixed.view(count, heads, length, v.shape[-1])
