@@ -77,11 +77,12 @@ class Int8Linear(nn.Module):
         self._rounder = torch.full((self.in_features,), _ROUNDER)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Round the rows, multiply, scale back: some rows at a time, so that all is in the cache."""
+        """Round the rows, multiply, scale back; some rows at a time, to stay in the cache."""
         rows = x.reshape(-1, self.in_features).float()
         made = torch.empty(len(rows), self.out_features)
-        for some, out in zip(rows.split(_AT_A_TIME), made.split(_AT_A_TIME), strict=True):
-            self._compute(some, out)
+        for start in range(0, len(rows), _AT_A_TIME):
+            part = slice(start, start + _AT_A_TIME)
+            self._compute(rows[part], made[part])
         return made.view(*x.shape[:-1], self.out_features).to(x.dtype)
 
     def _compute(self, rows: Tensor, out: Tensor) -> None:
