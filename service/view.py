@@ -19,6 +19,7 @@ from service.wire import (
     BatchObject,
     BatchUsage,
     Cost,
+    EngineWork,
     FileList,
     FileObject,
     InputTokensDetails,
@@ -118,7 +119,9 @@ def batch_object(batch: Batch, *, errors_shown: int = ERRORS_SHOWN) -> BatchObje
         request_counts=_counts(batch),
         usage=_usage(batch),
         metadata=batch.metadata_,
-        halfrate=BatchExtras(error_count=batch.error_count, cost=_cost(batch)),
+        halfrate=BatchExtras(
+            error_count=batch.error_count, cost=_cost(batch), engine=_engine(batch)
+        ),
     )
 
 
@@ -143,7 +146,7 @@ def model_object(model: catalog.Model) -> ModelObject:
         owned_by="halfrate",
         halfrate=ModelExtras(
             kind=model.kind,
-            endpoints=sorted(catalog.endpoints_of(model.kind)),
+            endpoints=sorted(catalog.endpoints_of(model)),
             context_length=model.context_length,
             price=Price(
                 currency="USD",
@@ -243,6 +246,29 @@ def _cost(batch: Batch) -> Cost:
         paid=plain(batch.paid_cost),
         saved=plain(batch.standard_cost - batch.paid_cost),
     )
+
+
+def _engine(batch: Batch) -> EngineWork | None:
+    """Null until a line has succeeded."""
+    if not batch.completed:
+        return None
+    tokens, computed = batch.input_tokens + batch.output_tokens, batch.computed_tokens
+    return EngineWork(
+        tokens=tokens,
+        computed_tokens=computed,
+        padding=round(1 - batch.useful_tokens / computed, 4) if computed else 0.0,
+        seconds=round(batch.engine_s, 6),
+        tokens_per_second=round(tokens / batch.engine_s, 1) if batch.engine_s else None,
+        rows_per_step=round(batch.engine_rows / batch.engine_steps, 2)
+        if batch.engine_steps
+        else None,
+        p50_ms=_maybe_rounded(batch.p50_ms),
+        p95_ms=_maybe_rounded(batch.p95_ms),
+    )
+
+
+def _maybe_rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _maybe_file(value: UUID | None) -> str | None:
