@@ -40,8 +40,10 @@ class EngineConfig:
     most `max_sequences` run at once.
 
     `memory_bytes` is the most that a batch of texts may take beside the weights; None means what is
-    free on a CUDA device, and no limit on a CPU. `cuda_graphs` captures the packs of a CUDA device
-    by shape and replays them, which may help small models; it has not been tried yet.
+    free on a CUDA device, and no limit on a CPU. There it also bounds keys and values, which take
+    what is free whatever `cache_tokens` says. `cuda_graphs` captures packs of a CUDA device by
+    shape, and steps that make one token of each sequence by their number, and replays them, which
+    may help small models; it has not been tried yet.
     """
 
     model: Path

@@ -10,6 +10,7 @@ is then to be thrown away, and what was pending to be submitted to another.
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from typing import assert_never
 
 import torch
@@ -19,7 +20,9 @@ from engine.encode.loop import EncodeLoop
 from engine.encode.probe import probe
 from engine.generate.continuous import ContinuousLoop
 from engine.generate.padded import GenerateLoop
+from engine.generate.kv_room import tokens_that_fit
 from engine.generate.probe import continuous_forward
+from engine.generate.span_forward import SpanForward
 from engine.intake import Intake
 from engine.memory import most_held
 from engine.model.load import Decoder, load_decoder, load_encoder
@@ -154,8 +157,13 @@ class Engine:
 @torch.inference_mode()
 def _generate_loop(decoder: Decoder, config: EngineConfig) -> GenerateLoop | ContinuousLoop:
     """Continuous batching, or padded batches where the model does not allow it."""
-    found = continuous_forward(decoder, config.cache_tokens)
+    room = None
+    if decoder.device.type == "cuda":
+        room = partial(tokens_that_fit, decoder, config)
+    found = continuous_forward(decoder, config.cache_tokens, room=room)
     if found is None:
         return GenerateLoop(decoder, config)
     forward, tokens = found
+    if config.cuda_graphs and isinstance(forward, SpanForward):
+        forward.capture(config.max_sequences)
     return ContinuousLoop(decoder, forward, tokens, config)

@@ -57,7 +57,7 @@ def carry(model: Any) -> Carrier:  # noqa: ANN401 a PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class Rule:
     """What one layer asks of attention."""
 
     scale: float
@@ -103,7 +103,7 @@ def attend(
 
     Raises NotSupportedError where the model asks for what is not done here.
     """
-    rule = _rule(module, query, attention_mask, scaling, options)
+    rule = rule_of(module, query, attention_mask, scaling, options)
     layout, kv = module.halfrate_carrier.layout, module.halfrate_carrier.kv
     layer: LayerKV = kv.layers[layout.calls]
     layout.calls += 1
@@ -135,13 +135,13 @@ def register() -> None:
     AttentionInterface.register(CONTINUOUS, attend)
 
 
-def _rule(
+def rule_of(
     module: Any,  # noqa: ANN401 the attention layer that calls
     query: Tensor,
     mask: Tensor | None,
     scaling: float | None,
     options: dict[str, Any],
-) -> _Rule:
+) -> Rule:
     known = {name: options.pop(name, None) for name in ("sliding_window", "softcap", "s_aux")}
     causal = options.pop("is_causal", None)
     if mask is not None or causal is False or not getattr(module, "is_causal", True):
@@ -151,7 +151,7 @@ def _rule(
     if strange:
         msg = f"attention with {', '.join(strange)}"
         raise NotSupportedError(msg)
-    return _Rule(
+    return Rule(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=known["sliding_window"],
         softcap=known["softcap"],
@@ -160,7 +160,7 @@ def _rule(
 
 
 def _read_group(
-    queries: Tensor, layer: LayerKV, layout: Layout, group: Group, rule: _Rule, sums: _Sums
+    queries: Tensor, layer: LayerKV, layout: Layout, group: Group, rule: Rule, sums: _Sums
 ) -> None:
     """Single rows over their own slots, all at once."""
     keys, values = layer.slots(group.first, group.count)
@@ -195,7 +195,7 @@ def _group_mask(layout: Layout, group: Group, window: int | None, heads: int) ->
 
 
 def _read_chunk(
-    queries: Tensor, key: Tensor, value: Tensor, chunk: Chunk, rule: _Rule, sums: _Sums
+    queries: Tensor, key: Tensor, value: Tensor, chunk: Chunk, rule: Rule, sums: _Sums
 ) -> None:
     """Rows of one text over themselves; key, value: [rows, kv heads, dim]."""
     rows = slice(chunk.start, chunk.end)
@@ -212,7 +212,7 @@ def _read_chunk(
 
 
 def _read_span(
-    queries: Tensor, layer: LayerKV, layout: Layout, span: Span, rule: _Rule, sums: _Sums
+    queries: Tensor, layer: LayerKV, layout: Layout, span: Span, rule: Rule, sums: _Sums
 ) -> None:
     """Rows over keys before all of them."""
     keys, values = layer.span(span.slot, span.begin, span.end)
@@ -239,12 +239,12 @@ def _seen(rows: Tensor, keys: Tensor, window: int | None) -> Tensor:
     return seen if window is None else seen & (distance < window)
 
 
-def _flash_does(rule: _Rule, keys: Tensor, values: Tensor) -> bool:
+def _flash_does(rule: Rule, keys: Tensor, values: Tensor) -> bool:
     return rule.softcap is None and keys.shape[-1] == values.shape[-1]
 
 
 def _flash(
-    asking: Tensor, keys: Tensor, values: Tensor, rule: _Rule, *, causal: bool
+    asking: Tensor, keys: Tensor, values: Tensor, rule: Rule, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """torch's kernel for CPUs. asking: [kv heads, queries a kv head, rows, dim]; keys, values:
     [kv heads, keys, dim]. → as asking, and float32 without dim."""
@@ -255,7 +255,7 @@ def _flash(
 
 
 def _masked(
-    asking: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, rule: _Rule
+    asking: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, rule: Rule
 ) -> tuple[Tensor, Tensor]:
     """The same with any mask, softcap and dims. seen: bool [rows, keys]."""
     heads, each, rows, _ = asking.shape
@@ -267,7 +267,7 @@ def _masked(
 
 
 def _written_out(
-    asking: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: _Rule
+    asking: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: Rule
 ) -> tuple[Tensor, Tensor]:
     """asking: [batch, rows, dim]; keys, values: [batch, keys, dim]; mask is added to scores."""
     turned = keys.transpose(1, 2)

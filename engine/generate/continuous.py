@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.generate.answer import Answer
 from engine.generate.forward import PackedForward
 from engine.generate.sampler import pick
+from engine.generate.span_forward import SpanForward
 from engine.memory import is_out_of_memory, release
 from engine.model.load import Decoder
 from engine.outcome import Outcome
@@ -41,14 +42,18 @@ class ContinuousLoop:
     """Takes generate requests in and computes one step of them at a time."""
 
     def __init__(
-        self, decoder: Decoder, forward: PackedForward, tokens: int, config: EngineConfig
+        self,
+        decoder: Decoder,
+        forward: PackedForward | SpanForward,
+        tokens: int,
+        config: EngineConfig,
     ) -> None:
         self._decoder = decoder
         self._forward = forward
         self._budget = Budget.of(config.prefill_tokens)
-        self._schedule = Schedule(
-            Slots(tokens), limit=config.cache_tokens, max_rows=config.max_sequences
-        )
+        # A CUDA device's memory is the engine's own: all of it may be held.
+        limit = config.cache_tokens if decoder.device.type == "cpu" else tokens
+        self._schedule = Schedule(Slots(tokens), limit=limit, max_rows=config.max_sequences)
         self._serials = count()
         self._jobs: dict[Hashable, _Job] = {}
         self._job_of: dict[Hashable, int] = {}

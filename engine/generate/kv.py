@@ -16,6 +16,7 @@ from engine.plan.schedule import Move
 from engine.plan.slots import Slot
 
 _LINE = 64  # bytes
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,16 @@ class LayerKV:
 
 
 class KV:
-    """The KV memory of all layers: `tokens` tokens, touched by the system only where written."""
+    """The KV memory of all layers: `tokens` tokens, on a CPU touched only where written."""
 
-    def __init__(self, tokens: int, layers: Sequence[Heads], dtype: torch.dtype) -> None:
+    def __init__(
+        self, tokens: int, layers: Sequence[Heads], dtype: torch.dtype, device: torch.device = _CPU
+    ) -> None:
         self.layers = [
             LayerKV(
                 heads,
-                _zeros(tokens * heads.count, heads.key_dim, dtype),
-                _zeros(tokens * heads.count, heads.value_dim, dtype),
+                _zeros(tokens * heads.count, heads.key_dim, dtype, device),
+                _zeros(tokens * heads.count, heads.value_dim, dtype, device),
             )
             for heads in layers
         ]
@@ -81,11 +84,13 @@ class KV:
                 tensor.zero_()
 
 
-def _zeros(rows: int, dim: int, dtype: torch.dtype) -> Tensor:
-    """[rows, dim] on the CPU, at a cache line's border.
+def _zeros(rows: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[rows, dim], on a CPU at a cache line's border.
 
-    By numpy, which asks the system for zeros; torch would write them, and so take all the memory.
+    There by numpy, which asks the system for zeros; torch would write them, and so take all of it.
     """
+    if device.type != "cpu":
+        return torch.zeros(rows, dim, dtype=dtype, device=device)
     size = rows * dim * dtype.itemsize
     memory = torch.from_numpy(np.zeros(size + _LINE, dtype=np.uint8))
     begin = -memory.data_ptr() % _LINE

@@ -102,7 +102,7 @@ def lay_out(step: Step) -> Layout:
     positions = spread(piece.begin for piece in pieces) + within
     ids: list[int] = []
     for piece in pieces:
-        ids += _tokens(piece)
+        ids += tokens_of(piece)
     rows = list(pairwise(starts.tolist()))
     single = sum(_is_single(piece) for piece in pieces)
     sampled = [end - 1 for (_, end), piece in zip(rows, pieces, strict=True) if piece.samples]
@@ -134,7 +134,8 @@ def _is_single(piece: Piece) -> bool:
     return piece.count == 1 and isinstance(piece.strand, Running)
 
 
-def _tokens(piece: Piece) -> Sequence[int]:
+def tokens_of(piece: Piece) -> Sequence[int]:
+    """Ids of its rows."""
     begin, end = piece.begin, piece.begin + piece.count
     if isinstance(piece.strand, Stem):
         return piece.strand.tokens[begin:end]

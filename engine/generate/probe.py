@@ -5,7 +5,7 @@ beginning go through the real schedule, in pieces, and are compared with its own
 """
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from engine.generate.attention import CONTINUOUS, NotSupportedError, register
 from engine.generate.forward import PackedForward
 from engine.generate.kv import KV, Heads
+from engine.generate.span_forward import SPANS, SpanForward, register_spans
 from engine.memory import is_out_of_memory
 from engine.model.load import Decoder
 from engine.plan.schedule import Asked, Schedule
@@ -49,19 +50,26 @@ class _Heard:
     window: int | None
 
 
-def continuous_forward(decoder: Decoder, tokens: int) -> tuple[PackedForward, int] | None:
+def continuous_forward(
+    decoder: Decoder, tokens: int, *, room: Callable[[Sequence[Heads]], int] | None = None
+) -> tuple[PackedForward | SpanForward, int] | None:
     """The decoder over a KV memory for a text of its context and for `tokens` tokens at least.
 
-    Also the memory's size. None, and the reason in the log, where its scores would not be right.
+    Or for as many tokens as there is `room` for, given what layers keep of each. Also the memory's
+    size. None, and the reason in the log, where its scores would not be right.
     """
     own = decoder.model.config._attn_implementation
     reason = None
     try:
+        kind, attention = _way(decoder.device)
         heads = _listen(decoder)
         decoder.model.set_attn_implementation(own)
-        _compare(decoder, heads, own)
-        decoder.model.set_attn_implementation(CONTINUOUS)
-        return _with_memory(decoder, heads, tokens)
+        register()
+        register_spans()
+        _compare(decoder, heads, own, kind, attention)
+        decoder.model.set_attn_implementation(attention)
+        sizes = (max(tokens, decoder.context_length), tokens) if room is None else (room(heads),)
+        return _with_memory(decoder, heads, kind, sizes)
     except _REFUSALS as error:
         if is_out_of_memory(error):
             raise
@@ -71,11 +79,20 @@ def continuous_forward(decoder: Decoder, tokens: int) -> tuple[PackedForward, in
     return None
 
 
+def _way(device: torch.device) -> tuple[type[PackedForward] | type[SpanForward], str]:
+    """The forward for this device, and its attention's name."""
+    match device.type:
+        case "cpu":
+            return PackedForward, CONTINUOUS
+        case "cuda":
+            return SpanForward, SPANS
+        case _:
+            msg = f"there is no attention for the device {device.type}"
+            raise NotSupportedError(msg)
+
+
 def _listen(decoder: Decoder) -> list[Heads]:
     """What each layer keeps of a token. Raises NotSupportedError where attention is its own."""
-    if decoder.device.type != "cpu":
-        msg = "there is no attention for this device yet"
-        raise NotSupportedError(msg)
     config = decoder.model.config.get_text_config()
     _check_ropes(config.to_dict())
     kinds = getattr(config, "layer_types", None) or []
@@ -100,8 +117,9 @@ def _listen(decoder: Decoder) -> list[Heads]:
 
     AttentionInterface.register(_LISTENING, hear)
     decoder.model.set_attn_implementation(_LISTENING)
-    ids = torch.arange(3, 7)[None] % decoder.vocab_size
-    decoder.model(input_ids=ids, position_ids=torch.arange(4)[None], use_cache=False)
+    positions = torch.arange(4, device=decoder.device)[None]
+    ids = (positions + 3) % decoder.vocab_size
+    decoder.model(input_ids=ids, position_ids=positions, use_cache=False)
     if len(heard) != config.num_hidden_layers:
         msg = f"{len(heard)} of {config.num_hidden_layers} layers call the attention interface"
         raise NotSupportedError(msg)
@@ -121,16 +139,21 @@ def _check_ropes(config: Any) -> None:  # noqa: ANN401 a config's dict, or any p
             _check_ropes(part)
 
 
-def _compare(decoder: Decoder, heads: Sequence[Heads], own: str) -> None:
+def _compare(
+    decoder: Decoder,
+    heads: Sequence[Heads],
+    own: str,
+    kind: type[PackedForward] | type[SpanForward],
+    attention: str,
+) -> None:
     """Raises NotSupportedError where scores differ from those of the model's own forward."""
     texts: dict[Hashable, tuple[int, ...]] = dict(enumerate(_texts(decoder)))
     decoder.model.set_attn_implementation(own)
     expected = {name: _own_scores(decoder, text) for name, text in texts.items()}
-    register()
-    decoder.model.set_attn_implementation(CONTINUOUS)
+    decoder.model.set_attn_implementation(attention)
     slots = Slots(sum(map(len, texts.values())) * 4)
     schedule = Schedule(slots, limit=slots.total, max_rows=len(texts))
-    forward = PackedForward(decoder, KV(slots.total, heads, decoder.model.dtype))
+    forward = kind(decoder, KV(slots.total, heads, decoder.model.dtype, decoder.device))
     schedule.add(Asked(name, text[:-_MORE], _MORE + 1) for name, text in texts.items())
     while (step := schedule.plan(_BUDGET)).pieces:
         sequences, scores = forward(step)
@@ -166,8 +189,8 @@ def _texts(decoder: Decoder) -> list[tuple[int, ...]]:
 
 def _own_scores(decoder: Decoder, text: tuple[int, ...]) -> Tensor:
     """[tokens, vocab], as the model computes them alone."""
-    ids = torch.tensor([text])
-    options = {"position_ids": torch.arange(len(text))[None]}
+    ids = torch.tensor([text], device=decoder.device)
+    options = {"position_ids": torch.arange(len(text), device=decoder.device)[None]}
     if "position_ids" not in decoder.accepts:
         options = {}
     output = decoder.model(
@@ -178,14 +201,19 @@ def _own_scores(decoder: Decoder, text: tuple[int, ...]) -> Tensor:
 
 
 def _with_memory(
-    decoder: Decoder, heads: Sequence[Heads], tokens: int
-) -> tuple[PackedForward, int]:
-    """With room for a text of the model's whole context, or else for `tokens` tokens."""
-    try:
-        total = Slots(max(tokens, decoder.context_length)).total
-        return PackedForward(decoder, KV(total, heads, decoder.model.dtype)), total
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    total = Slots(tokens).total
-    return PackedForward(decoder, KV(total, heads, decoder.model.dtype)), total
+    decoder: Decoder,
+    heads: Sequence[Heads],
+    kind: type[PackedForward] | type[SpanForward],
+    sizes: Sequence[int],
+) -> tuple[PackedForward | SpanForward, int]:
+    """With room for the first of these numbers of tokens that there is memory for."""
+    for tokens in sizes:
+        total = Slots(tokens).total
+        try:
+            kv = KV(total, heads, decoder.model.dtype, decoder.device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or tokens == sizes[-1]:
+                raise
+        else:
+            return kind(decoder, kv), total
+    raise AssertionError  # the last one was made, or has raised
