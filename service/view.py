@@ -6,8 +6,8 @@ from decimal import Decimal
 from uuid import UUID
 
 from service import catalog, ids
-from service.batch import TERMINAL, BatchStatus
-from service.db.models import Batch, File
+from service.batch import RUNNING, TERMINAL, BatchStatus
+from service.db.models import Batch, File, RequestLine
 from service.db.upload_models import Upload, UploadPart
 from service.db.webhook_models import WebhookEndpoint
 from service.upload import UploadStatus
@@ -22,6 +22,8 @@ from service.wire import (
     FileList,
     FileObject,
     InputTokensDetails,
+    LineList,
+    LineObject,
     ModelExtras,
     ModelObject,
     OutputTokensDetails,
@@ -118,7 +120,13 @@ def batch_object(batch: Batch, *, errors_shown: int = ERRORS_SHOWN) -> BatchObje
         request_counts=_counts(batch),
         usage=_usage(batch),
         metadata=batch.metadata_,
-        halfrate=BatchExtras(error_count=batch.error_count, cost=_cost(batch)),
+        halfrate=BatchExtras(
+            error_count=batch.error_count,
+            cost=_cost(batch),
+            paused=batch.paused_at is not None and batch.status in RUNNING,
+            retry_of=_maybe_batch(batch.retry_of),
+            retried_by=_maybe_batch(batch.retried_by),
+        ),
     )
 
 
@@ -131,6 +139,33 @@ def batch_list(batches: Sequence[Batch], *, limit: int) -> BatchList:
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
         has_more=len(batches) > limit,
+    )
+
+
+def line_object(row: RequestLine) -> LineObject:
+    """A row as clients see it."""
+    return LineObject(
+        id=ids.show_line(row.line),
+        object="batch.line",
+        line=row.line,
+        custom_id=row.custom_id,
+        status=row.state,
+        attempts=row.attempts,
+        next_try_at=_maybe_seconds(row.next_try_at),
+        status_code=row.status_code,
+        error_code=row.error_code,
+    )
+
+
+def line_list(rows: Sequence[RequestLine], *, limit: int) -> LineList:
+    """A page, made of up to `limit` + 1 rows: the one too many says that there is more."""
+    data = [line_object(row) for row in rows[:limit]]
+    return LineList(
+        object="list",
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(rows) > limit,
     )
 
 
@@ -243,6 +278,10 @@ def _cost(batch: Batch) -> Cost:
         paid=plain(batch.paid_cost),
         saved=plain(batch.standard_cost - batch.paid_cost),
     )
+
+
+def _maybe_batch(value: UUID | None) -> str | None:
+    return None if value is None else ids.show(ids.Prefix.BATCH, value)
 
 
 def _maybe_file(value: UUID | None) -> str | None:

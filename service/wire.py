@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from service.batch import BatchStatus
+from service.batch import BatchStatus, LineState
 from service.catalog import ModelKind
 from service.targets import LONGEST_URL
 from service.upload import UploadStatus
@@ -283,6 +283,9 @@ class BatchExtras(Reply):
 
     error_count: int
     cost: Cost
+    paused: bool
+    retry_of: str | None
+    retried_by: str | None
 
 
 class BatchObject(Reply):
@@ -318,6 +321,38 @@ class BatchList(Reply):
 
     object: Literal["list"]
     data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class BatchDeleted(Reply):
+    """A batch that is gone."""
+
+    id: str
+    object: Literal["batch"]
+    deleted: Literal[True]
+
+
+class LineObject(Reply):
+    """A line of a batch: where it stands, how often it was tried, and what went wrong last."""
+
+    id: str
+    object: Literal["batch.line"]
+    line: int
+    custom_id: str
+    status: LineState
+    attempts: int
+    next_try_at: int | None
+    status_code: int | None
+    error_code: str | None
+
+
+class LineList(Reply):
+    """A page of lines."""
+
+    object: Literal["list"]
+    data: list[LineObject]
     first_id: str | None
     last_id: str | None
     has_more: bool

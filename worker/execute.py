@@ -22,7 +22,6 @@ from engine.request import (
     TokenClassification,
 )
 from engine.surface import TokenizerLike
-from service.batch import BatchStatus
 from service.bodies.check import InvalidBody, Rules
 from service.catalog import Model
 from service.clock import Clock
@@ -121,7 +120,8 @@ class ShardRun:
         self._begun_at = self._flushed_at = clock()
 
     def run(self) -> bool:
-        """Answer every line, or hand back at a cancel or shutdown. True where the batch closed.
+        """Answer every line, or hand back at a cancel, pause or shutdown. True where the batch
+        closed by it.
 
         Raises LeaseLost, or whatever a bug raises; the engine then holds nothing of the shard.
         """
@@ -139,7 +139,7 @@ class ShardRun:
 
     def _must_end(self) -> bool:
         self._kept.check()
-        return self._kept.cancelling or self._stopping()
+        return self._kept.handing_back or self._stopping()
 
     def _begin(self) -> None:
         """Read the lines, refuse what cannot be run, submit the rest in plan order."""
@@ -274,9 +274,9 @@ class ShardRun:
     def _flush(self) -> None:
         self._flushed_at = self._clock()
         finished, self._finished = self._finished, []
-        status = flush(self._resources, self._shard.lease, self._on.model, self._sequence, finished)
-        if status is BatchStatus.CANCELLING:
-            self._kept.cancel()
+        self._kept.heed(
+            flush(self._resources, self._shard.lease, self._on.model, self._sequence, finished)
+        )
         self._sequence += 1
 
     def _settle(self) -> bool:

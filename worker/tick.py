@@ -112,6 +112,7 @@ def wake(resources: Resources) -> None:
         StageName.PLAN: resources.waker.plan,
         StageName.ASSEMBLE: resources.waker.assemble,
         StageName.CLEAN: resources.waker.clean,
+        StageName.REMOVE: resources.waker.remove,
     }
     for stage in stages:
         wakes[stage]()

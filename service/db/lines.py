@@ -11,7 +11,7 @@ from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from service.batch import BatchStatus, LineState
+from service.batch import Ask, LineState, ask
 from service.db import queue
 from service.db.models import Batch, Part, RequestLine, UsageEntry
 from service.db.session import driver
@@ -113,29 +113,95 @@ def duplicates(session: Session, batch_id: UUID, *, limit: int) -> tuple[int, li
     return number, [NewLine(*row[:4]) for row in found]
 
 
+_TAKE_OVER = text(
+    """
+    INSERT INTO request_lines (batch_id, line, custom_id, byte_offset, byte_length)
+    SELECT :batch_id, line, custom_id, byte_offset, byte_length FROM request_lines
+    WHERE batch_id = :source_id AND state IN ('failed', 'expired', 'cancelled')
+    """
+)
+
+
+def take_over(session: Session, batch_id: UUID, *, source_id: UUID) -> int:
+    """Give the batch the lines that an ended one left without a success; answers how many.
+
+    They keep number, custom_id and place in the input file.
+    """
+    return (
+        session.connection()
+        .execute(_TAKE_OVER, {"batch_id": batch_id, "source_id": source_id})
+        .rowcount
+    )
+
+
+_REMOVE = text(
+    """
+    WITH taken AS (
+        SELECT line FROM request_lines WHERE batch_id = :batch_id AND line > :after
+        ORDER BY line LIMIT :limit
+    ), gone AS (
+        DELETE FROM request_lines AS line USING taken
+        WHERE line.batch_id = :batch_id AND line.line = taken.line
+    )
+    SELECT max(line) FROM taken
+    """
+)
+
+
+def remove(session: Session, batch_id: UUID, *, after: int, limit: int) -> int | None:
+    """Delete the next `limit` lines behind `after`; the last one's number, None for no more."""
+    given = {"batch_id": batch_id, "after": after, "limit": limit}
+    last: int | None = session.connection().execute(_REMOVE, given).scalar_one()
+    return last
+
+
 def drop(session: Session, batch_id: UUID) -> None:
     """Remove every line of a batch that never ran."""
     session.execute(delete(RequestLine).where(RequestLine.batch_id == batch_id))
 
 
+_PENDING = select(
+    RequestLine.line,
+    RequestLine.custom_id,
+    RequestLine.byte_offset,
+    RequestLine.byte_length,
+    RequestLine.attempts,
+).where(RequestLine.state == LineState.PENDING)
+
+
 def pending(session: Session, batch_id: UUID, lines: Sequence[int]) -> list[PendingLine]:
     """Of `lines`, those without an answer, by byte offset."""
-    rows = session.execute(
-        select(
-            RequestLine.line,
-            RequestLine.custom_id,
-            RequestLine.byte_offset,
-            RequestLine.byte_length,
-            RequestLine.attempts,
-        )
-        .where(
-            RequestLine.batch_id == batch_id,
-            RequestLine.line == func.any(list(lines)),
-            RequestLine.state == LineState.PENDING,
-        )
-        .order_by(RequestLine.byte_offset)
-    ).all()
+    mine = _PENDING.where(
+        RequestLine.batch_id == batch_id, RequestLine.line == func.any(list(lines))
+    )
+    rows = session.execute(mine.order_by(RequestLine.byte_offset)).all()
     return [PendingLine(*row) for row in rows]
+
+
+def pending_after(session: Session, batch_id: UUID, *, after: int, limit: int) -> list[PendingLine]:
+    """The next `limit` lines without an answer behind line `after`, by number, as by offset."""
+    mine = _PENDING.where(RequestLine.batch_id == batch_id, RequestLine.line > after)
+    rows = session.execute(mine.order_by(RequestLine.line).limit(limit)).all()
+    return [PendingLine(*row) for row in rows]
+
+
+def page(
+    session: Session, batch_id: UUID, *, state: LineState | None, after: int, limit: int
+) -> list[RequestLine]:
+    """At most `limit` lines behind line `after`, in input order; of one state, where it is given.
+
+    No index knows the states: one that did would be written with every answer. So a rare state is
+    found by reading the batch's lines, a few hundred thousand a second.
+    """
+    query = select(RequestLine).where(RequestLine.batch_id == batch_id, RequestLine.line > after)
+    if state is not None:
+        query = query.where(RequestLine.state == state)
+    return list(session.scalars(query.order_by(RequestLine.line).limit(limit)))
+
+
+def is_there(session: Session, batch_id: UUID, line: int) -> bool:
+    """Whether the batch has a line of that number."""
+    return session.get(RequestLine, (batch_id, line)) is not None
 
 
 # One statement whatever the number of lines. `state = 'pending'` is a second fence: a line that
@@ -162,10 +228,10 @@ _ANSWER = text(
 
 def record(
     session: Session, lease: queue.Lease, part: NewPart, answers: Sequence[Answer], now: datetime
-) -> BatchStatus:
+) -> Ask:
     """Write back: the part, its lines' answers, the batch's counts and sums, and the ledger.
 
-    Answers the batch's status, by which a worker learns of a cancel.
+    Answers what the batch asks, by which a worker learns of a cancel.
 
     Raises LeaseLost, and then nothing of it stands. Doing it twice (a commit of unknown outcome)
     leaves the same rows.
@@ -173,8 +239,9 @@ def record(
     batch = queue.lock_batch(session, lease.batch_id)
     # Before the fence: a part that is recorded stays so, whoever holds the shard by now.
     part_id = _add_part(session, lease, part, len(answers), now)
+    asked = ask(batch.status, paused=batch.paused_at is not None)
     if part_id is None:
-        return batch.status
+        return asked
     queue.hold(session, lease)
     columns: dict[str, list[Any]] = {
         name: [getattr(answer, name) for answer in answers] for name in Answer.__slots__
@@ -211,7 +278,7 @@ def record(
             **used,
         )
     )
-    return batch.status
+    return asked
 
 
 def _add_part(

@@ -114,6 +114,10 @@ class Batch(Base):
             " OR status IN ('completed', 'expired', 'cancelled')",
             name="files_when_ended",
         ),
+        CheckConstraint(
+            "deleted_at IS NULL OR status IN ('completed', 'failed', 'expired', 'cancelled')",
+            name="deleted_when_ended",
+        ),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -151,6 +155,13 @@ class Batch(Base):
     error_count: Mapped[int] = mapped_column(default=0)
     output_file_id: Mapped[UUID | None] = mapped_column(ForeignKey("files.id"))
     error_file_id: Mapped[UUID | None] = mapped_column(ForeignKey("files.id"))
+    # Whose unfinished lines these are, and the batch that took over the unfinished ones of this.
+    retry_of: Mapped[UUID | None] = mapped_column(ForeignKey("batches.id"))
+    retried_by: Mapped[UUID | None] = mapped_column(ForeignKey("batches.id"))
+    # Since when no shard may be claimed; of an ended batch it says nothing.
+    paused_at: Mapped[datetime | None]
+    # Takes it from the API. The row stays: ledger and links name it; its lines and texts go.
+    deleted_at: Mapped[datetime | None]
 
 
 class Stage(Base):

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Engine, and_, case, exists, func, select, 
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from service.batch import BatchStatus, ShardState, StageName
+from service.batch import Ask, BatchStatus, ShardState, StageName, ask
 from service.db.models import Batch, Shard, Stage
 from service.db.session import driver
 from service.db.webhook_models import Delivery
@@ -208,6 +208,7 @@ def runnable(now: datetime) -> ColumnElement[bool]:
         Shard.not_before <= now,
         Batch.status == BatchStatus.IN_PROGRESS,
         Batch.frozen_at.is_(None),
+        Batch.paused_at.is_(None),
         Batch.expires_at > now,
     )
 
@@ -240,8 +241,8 @@ def hold(session: Session, lease: Lease) -> None:
         raise LeaseLost(lease)
 
 
-def renew(session: Session, lease: Lease, *, until: datetime) -> BatchStatus:
-    """Extend the claim; answers the batch's status, by which a worker learns of a cancel."""
+def renew(session: Session, lease: Lease, *, until: datetime) -> Ask:
+    """Extend the claim; answers what the batch asks, by which a worker learns of a cancel."""
     renewed = session.execute(
         update(lease.table)
         .where(_fence(lease))
@@ -250,7 +251,10 @@ def renew(session: Session, lease: Lease, *, until: datetime) -> BatchStatus:
     ).scalar()
     if renewed is None:
         raise LeaseLost(lease)
-    return session.execute(select(Batch.status).where(Batch.id == lease.batch_id)).scalar_one()
+    batch = session.execute(
+        select(Batch.status, Batch.paused_at).where(Batch.id == lease.batch_id)
+    ).one()
+    return ask(batch.status, paused=batch.paused_at is not None)
 
 
 def settle(session: Session, lease: Lease) -> None:

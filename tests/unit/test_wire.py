@@ -288,6 +288,9 @@ def test_a_batch_has_every_key_of_the_reference_and_one_of_ours() -> None:
     assert shown["halfrate"] == {
         "error_count": 0,
         "cost": {"currency": "USD", "standard": "0", "paid": "0", "saved": "0"},
+        "paused": False,
+        "retry_of": None,
+        "retried_by": None,
     }
 
 
