@@ -45,6 +45,9 @@ DEATHS = 2
 """After the first death of its worker a shard runs alone; after so many it is cut in halves, until
 the line that kills workers stands by itself. One that still does is not tried again."""
 
+FAILURES = 2
+"""The same of attempts that end in an exception of ours: only the line at fault pays for it."""
+
 _FAILURES = {
     FailureReason.TOO_LONG: LineFailure.TOO_LONG,
     FailureReason.INVALID: LineFailure.INVALID,
@@ -158,7 +161,7 @@ class ShardRun:
                 answers.refused(row.line, row.custom_id, fault, status_code=500) for row in rows
             ]
             return
-        if len(rows) > 1 and self._shard.deaths >= DEATHS:
+        if self._to_be_cut(rows, file):
             left = {row.line for row in rows}
             ordered = [line for line in self._shard.lines if line in left]
             self._halves = (ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :])
@@ -169,9 +172,20 @@ class ShardRun:
         for one in sorted(self._running.values(), key=lambda each: place[each.row.line]):
             self._on.loop.submit(one.requests, self._inbox)
 
+    def _to_be_cut(self, rows: Sequence[PendingLine], file: File) -> bool:
+        """Whether one of several lines may be what went wrong, and is yet to be found."""
+        if len(rows) < 2:
+            return False
+        if self._shard.failures >= FAILURES:
+            # Bytes that are gone are no line's fault: halves would fare no better.
+            self._resources.storage.size(file.storage_key)
+            return True
+        return self._shard.deaths >= DEATHS
+
     def _given_up(self, rows: Sequence[PendingLine]) -> GivenUp | None:
-        """Why the shard's lines are not tried again, if so."""
-        if self._shard.failures >= self._resources.settings.max_attempts:
+        """Why the shard's lines are not tried again, if so. Of several lines, because they could
+        not even be cut."""
+        if self._shard.failures >= max(self._resources.settings.max_attempts, FAILURES + 1):
             return GivenUp.INTERNAL_ERROR
         if len(rows) == 1 and self._shard.deaths > DEATHS:
             return GivenUp.WORKER_CRASH
@@ -308,11 +322,17 @@ class ShardRun:
         queue.add_shards(transaction, lease.batch_id, [shard], not_before=until)
 
     def _cut(self, transaction: Session, now: datetime) -> None:
-        """Halves of a shard that ended its worker: each of them will run alone."""
+        """Halves of a shard that ended its worker, or an attempt: each of them will run alone."""
         if not self._halves:
             return
         shards = [
-            queue.NewShard(self._shard.model, half, max(1, self._shard.cost // 2), deaths=1)
+            queue.NewShard(
+                self._shard.model,
+                half,
+                max(1, self._shard.cost // 2),
+                failures=min(self._shard.failures, FAILURES - 1),
+                deaths=min(self._shard.deaths, DEATHS - 1),
+            )
             for half in self._halves
         ]
         queue.add_shards(transaction, self._shard.lease.batch_id, shards, not_before=now)

@@ -328,6 +328,7 @@ class NewShard:
     model: str
     lines: Sequence[int]
     cost: int
+    failures: int = 0
     deaths: int = 0
 
 
@@ -345,14 +346,14 @@ def add_shards(
     with driver(session).cursor() as cursor, cursor.copy(_COPY_SHARDS) as copy:
         for count, shard in enumerate(shards, start=1):
             place, lines = first + count - 1, list(shard.lines)
-            what = (shard.model, lines, shard.cost, not_before, shard.deaths)
-            copy.write_row((new_id(), batch_id, place, *what, ShardState.READY.value, 0, 0))
+            what = (shard.model, lines, shard.cost, not_before, shard.failures, shard.deaths)
+            copy.write_row((new_id(), batch_id, place, *what, ShardState.READY.value, 0))
     return count
 
 
 _COPY_SHARDS = (
-    "COPY shards (id, batch_id, ordinal, model, lines, cost, not_before, deaths, state, attempt,"
-    " failures) FROM STDIN"
+    "COPY shards (id, batch_id, ordinal, model, lines, cost, not_before, failures, deaths, state,"
+    " attempt) FROM STDIN"
 )
 
 
