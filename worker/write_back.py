@@ -14,6 +14,7 @@ from service.batch import Ask, LineState
 from service.catalog import Model
 from service.db import lines, session
 from service.db.queue import Lease, LeaseLost
+from service.places import part_key
 from service.prices import cost
 from worker.answers import Answered, response_line
 from worker.resources import Resources
@@ -31,11 +32,6 @@ class Record(NamedTuple):
     line: int
     kind: bytes
     data: bytes
-
-
-def parts_prefix(batch_hex: str) -> str:
-    """Under this, and nowhere else, lie the parts of a batch."""
-    return f"parts/{batch_hex}/"
 
 
 def encode(record: Record) -> bytes:
@@ -61,7 +57,7 @@ def flush(
     costs = [
         cost(model, input_tokens=row.input_tokens, output_tokens=row.output_tokens) for row in rows
     ]
-    key = f"{parts_prefix(lease.batch_id.hex)}{lease.id.hex}-{lease.attempt}-{sequence}"
+    key = part_key(lease.batch_id, lease.id, lease.attempt, sequence)
     part = lines.NewPart(
         sequence=sequence,
         storage_key=key,

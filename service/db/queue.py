@@ -23,6 +23,8 @@ from service.ids import new_id
 
 Claimable = type[Stage] | type[Shard] | type[Delivery]
 
+CLAIMABLE: tuple[Claimable, ...] = (Stage, Shard, Delivery)
+
 MAX_BACKOFF = timedelta(seconds=60)
 
 SWEEP = 7307422
@@ -75,6 +77,17 @@ def add_stage(session: Session, batch_id: UUID, name: StageName, now: datetime) 
             failures=0,
         )
         .on_conflict_do_nothing(index_elements=["batch_id", "name"])
+    )
+
+
+def revive_stage(session: Session, batch_id: UUID, name: StageName, now: datetime) -> None:
+    """A mend, and no legal move: a stage that is said to be over is made ready, since what it does
+    has not been done. Its attempts are counted on, because keys in the store name them."""
+    over = Stage.state.in_([ShardState.DONE, ShardState.DEAD])
+    session.execute(
+        update(Stage)
+        .where(Stage.batch_id == batch_id, Stage.name == name, over)
+        .values(state=ShardState.READY, not_before=now)
     )
 
 
@@ -359,8 +372,7 @@ _COPY_SHARDS = (
 
 def reap(session: Session, now: datetime) -> list[Lease]:
     """Take back every claim whose lease has run out: leased → ready. Answers the lost claims."""
-    tables: tuple[Claimable, ...] = (Stage, Shard, Delivery)
-    return [lost for table in tables for lost in _reap(session, table, now)]
+    return [lost for table in CLAIMABLE for lost in _reap(session, table, now)]
 
 
 def _reap(session: Session, table: Claimable, now: datetime) -> list[Lease]:
