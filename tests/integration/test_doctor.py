@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import delete, text, update
+from structlog.testing import capture_logs
 
 from service import doctor
 from service.batch import BatchStatus, ShardState, StageName
@@ -240,12 +241,14 @@ def test_a_stage_that_fails_again_and_again_is_shown(
     def broken(*_: object, **__: object) -> None:
         raise ValueError("made up")
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, capture_logs() as logged:
         patch.setattr(assemble, "_write", broken)
         for _ in range(5):
             assert findings(small) == []
             small.skip_waits()
             small.assemble()
+    errors = [each for each in logged if each["event"] == "stage keeps failing"]
+    assert [(each["log_level"], each["failures"]) for each in errors] == [("error", 5)]
     (found,) = findings(small)
     assert (found.check, found.mend) == ("stages", None)
     assert found.what == f"{show(Prefix.BATCH, batch_id)}: assemble failed 5 times"
