@@ -10,7 +10,7 @@ WORKERS ?= 2
 # Bytecode goes into the environment too: the tree stays as it was checked out.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 
-.PHONY: demo test setup check format bench bench-service clean lock
+.PHONY: demo test setup check format bench bench-service bench-encode clean lock
 
 demo: setup
 	$(BIN)/python examples/demo.py
@@ -33,8 +33,12 @@ format: .venv/.installed-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: setup .venv/.installed-dev
-	for program in tests/bench/*.py; do $(BIN)/python $$program || exit 1; done
+bench: setup .venv/.installed-dev bench-encode
+	for program in tests/bench/*.py; do $(BIN)/python -m tests.bench.$$(basename $$program .py) || exit 1; done
+
+# This engine beside sentence-transformers, which stands in an environment of its own.
+bench-encode: setup .venv-peers/.installed
+	$(BIN)/python -m tests.bench.encode.run
 
 # The quick ones, which also show that what they measure works; CI runs them.
 bench-service: .venv/.installed-dev
@@ -56,6 +60,12 @@ bench-service: .venv/.installed-dev
 	@$(INSTALL) -e '.[worker,embedded,examples,dev]'
 	@touch $@
 
+.venv-peers/.installed: tests/bench/encode/peers.txt constraints.txt
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	@echo "Installing what the bench compares with into .venv-peers …"
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
+	@touch $@
+
 # Newest versions that pyproject.toml allows, frozen. Torch without its build: that is the index's.
 lock:
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
@@ -64,4 +74,4 @@ lock:
 	rm -rf .venv-lock
 
 clean:
-	rm -rf .venv .halfrate out
+	rm -rf .venv .venv-peers .halfrate out

@@ -35,7 +35,10 @@ class EngineConfig:
     Three limits bound a step, in tokens with padding: `token_budget` a batch of texts or prompts,
     `prefill_tokens` the piece of a prompt batch computed in one step (so that an abort need not
     wait for a long prompt), `cache_tokens` prompts and answers whose keys and values are held. A
-    single sequence always runs, however long.
+    single sequence always runs, however long. `max_rows` bounds batches that are padded.
+    `memory_bytes` is the most that a batch of texts may take beside the weights; None means what is
+    free on a CUDA device, and no limit on a CPU. `cuda_graphs` captures the packs of a CUDA device
+    by shape and replays them, which may help small models; it has not been tried yet.
     """
 
     model: Path
@@ -51,3 +54,5 @@ class EngineConfig:
     pooling: str | None = None
     dimensions: tuple[int, ...] = ()
     quantize: Quantize | None = None
+    memory_bytes: int | None = None
+    cuda_graphs: bool = False

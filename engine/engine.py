@@ -8,16 +8,18 @@ An engine belongs to one thread. An exception from `step` is a bug or a broken d
 is then to be thrown away, and what was pending to be submitted to another.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import assert_never
 
 import torch
 
 from engine.config import EngineConfig, Kind
-from engine.encode.padded import EncodeLoop
-from engine.errors import ModelLoadError
+from engine.encode.loop import EncodeLoop
+from engine.encode.probe import probe
 from engine.generate.padded import GenerateLoop
 from engine.intake import Intake
+from engine.memory import most_held
 from engine.model.load import load_decoder, load_encoder
 from engine.outcome import Outcome
 from engine.plan.admit import refusal
@@ -28,44 +30,57 @@ from engine.surface import Counters, Status, drive
 class Engine:
     """One model on one device. Raises ModelLoadError where the folder holds none it can run."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self._kind = config.kind
+        self._path, self._same_bytes = "padded", False
         self.dimensions: int | None = None  # length of the vectors, where it makes any
+        self.smaller_dimensions: tuple[int, ...] = ()  # what they may be cut to
+        self.labels: tuple[str, ...] = ()  # names of what it scores
         self._loop: EncodeLoop | GenerateLoop
         match config.kind:
-            case Kind.EMBED:
+            case Kind.EMBED | Kind.CLASSIFY | Kind.SCORE | Kind.TOKEN_CLASSIFY:
                 encoder = load_encoder(config)
-                self._loop = EncodeLoop(encoder, config)
+                found = probe(encoder, config)
+                self._loop = EncodeLoop(
+                    encoder,
+                    found.forward,
+                    kind=config.kind,
+                    token_budget=config.token_budget,
+                    limit=found.limit,
+                    clock=clock,
+                )
+                self._path, self._same_bytes = found.forward.path, found.same_bytes
                 self.dimensions = encoder.head.dimensions
+                self.smaller_dimensions = encoder.head.smaller_dimensions
+                self.labels = encoder.head.labels
                 self.context_length, self._vocab_size = encoder.context_length, encoder.vocab_size
+                self._device = encoder.device
             case Kind.GENERATE:
                 decoder = load_decoder(config)
                 self._loop = GenerateLoop(decoder, config)
                 self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
-            case Kind.CLASSIFY | Kind.SCORE | Kind.TOKEN_CLASSIFY:
-                msg = f"no engine serves models of kind {config.kind.value} yet"
-                raise ModelLoadError(msg)
+                self._device = decoder.device
             case unreachable:
                 assert_never(unreachable)
-        self._token_budget = config.token_budget
+        self._config = config
         self._intake = Intake(self._refuse)
-
-    @property
-    def smaller_dimensions(self) -> tuple[int, ...]:
-        """Lengths that the vectors may be cut to."""
-        return ()
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of what it scores."""
-        return ()
 
     @property
     def status(self) -> Status:
         """How it runs."""
-        return Status(path="padded", same_bytes=False, token_budget=self._token_budget)
+        loop = self._loop
+        return Status(
+            path=self._path,
+            same_bytes=self._same_bytes,
+            token_budget=loop.token_budget
+            if isinstance(loop, EncodeLoop)
+            else self._config.token_budget,
+            memory_bytes=most_held(self._device),
+        )
 
     @property
     def pending(self) -> int:
@@ -114,10 +129,19 @@ class Engine:
         """Submit all, yield each one's index and result as they finish; needs an idle engine."""
         yield from drive(self, requests)
 
+    @property
+    def _lengths(self) -> tuple[int, ...]:
+        return (
+            self.smaller_dimensions
+            if self.dimensions is None
+            else (*self.smaller_dimensions, self.dimensions)
+        )
+
     def _refuse(self, request: Request) -> Failure | None:
         return refusal(
             request,
             kind=self._kind,
             context_length=self.context_length,
             vocab_size=self._vocab_size,
+            dimensions=self._lengths,
         )

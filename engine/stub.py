@@ -12,14 +12,20 @@ from types import MappingProxyType
 from typing import Any, assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.config import EngineConfig, Kind
-from engine.errors import ModelLoadError, TemplateError
+from engine.errors import TemplateError, UnknownPrompt
 from engine.generate.stops import StopWatch, cut
 from engine.intake import Intake
+from engine.model.scores import Activation, scores
+from engine.model.scores import cut as cut_vector
 from engine.plan.admit import refusal
+from engine.plan.room import longest_first
 from engine.request import (
+    Classification,
     Embedding,
+    Encoded,
     EncodeRequest,
     Failure,
     FinishReason,
@@ -27,6 +33,8 @@ from engine.request import (
     Generation,
     Request,
     Result,
+    TokenClassification,
+    Work,
 )
 from engine.surface import Counters, Pair, Status, Window, drive
 
@@ -34,33 +42,70 @@ BEGIN, END = 256, 257  # ids below are bytes of UTF-8
 VOCAB_SIZE = 258
 CONTEXT_LENGTH = 32768
 DIMENSIONS = 32
+LABELS: Mapping[Kind, tuple[str, ...]] = MappingProxyType(
+    {
+        Kind.GENERATE: (),
+        Kind.EMBED: (),
+        Kind.CLASSIFY: ("negative", "neutral", "positive"),
+        Kind.SCORE: ("LABEL_0",),
+        Kind.TOKEN_CLASSIFY: ("O", "B-NAME", "I-NAME"),
+    }
+)
+PROMPTS: Mapping[str, str] = MappingProxyType({"query": "query: "})
 
 
 class StubTokenizer:
-    """One token a byte, and one at each end of a text."""
+    """One token a byte, and one at each end of a text; `prompts` are the catalog's."""
 
     vocab_size = VOCAB_SIZE
     context_length: int | None = CONTEXT_LENGTH
 
-    prompts: Mapping[str, str] = MappingProxyType({"query": "query: "})
+    def __init__(self, prompts: Mapping[str, str] = PROMPTS) -> None:
+        self.prompts: Mapping[str, str] = MappingProxyType({**PROMPTS, **prompts})
 
     def encode(
         self, texts: Sequence[str], *, prompt_name: str | None = None, limit: int | None = None
     ) -> list[list[int]]:
         """Ids of each text between its two special tokens."""
-        texts = [self.prompts.get(prompt_name or "", "") + text for text in texts]
+        if prompt_name is not None and prompt_name not in self.prompts:
+            raise UnknownPrompt.of(prompt_name, self.prompts)
+        prompt = "" if prompt_name is None else self.prompts[prompt_name]
         room = None if limit is None else max(0, limit - 2)
-        return [[BEGIN, *self.encode_rendered(text)[:room], END] for text in texts]
+        return [[BEGIN, *self.encode_rendered(prompt + text)[:room], END] for text in texts]
 
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, limit: int | None = None
     ) -> list[Pair]:
         """Each pair as one sequence, a special token at each end of both texts."""
-        raise NotImplementedError
+        return [self._pair(pair, limit) for pair in pairs]
+
+    def _pair(self, pair: tuple[str, str], limit: int | None) -> Pair:
+        first, second = map(self.encode_rendered, pair)
+        room = len(first) + len(second) if limit is None else max(0, limit - 4)
+        kept, also = longest_first(len(first), len(second), room)
+        ids = [BEGIN, *first[:kept], END, BEGIN, *second[:also], END]
+        return Pair(ids, kept + 2)
 
     def encode_windows(self, text: str, *, limit: int, overlap: int) -> list[Window]:
-        """The text in pieces of at most `limit` tokens."""
-        raise NotImplementedError
+        """The text in pieces of at most `limit` tokens, neighbours sharing `overlap` of them."""
+        room = limit - 2
+        if not 0 <= overlap < room:
+            msg = f"pieces of {limit} tokens cannot share {overlap}: {max(0, room)} are the text's"
+            raise ValueError(msg)
+        ids = self.encode_rendered(text)
+        spans = [(n, n + 1) for n, letter in enumerate(text) for _ in letter.encode("utf-8")]
+        starts = range(0, max(1, len(ids) - overlap), room - overlap)
+        return [
+            Window(
+                [BEGIN, *ids[start : start + room], END],
+                [(0, 0), *spans[start : start + room], (0, 0)],
+            )
+            for start in starts
+        ]
+
+    def continues(self, text: str, window: Window) -> list[bool]:
+        """Which tokens follow no space."""
+        return [start > 0 and " " not in text[start - 1 : start + 1] for start, _ in window.spans]
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a prompt, after its first special token."""
@@ -91,16 +136,14 @@ class StubTokenizer:
 class StubEngine:
     """Answers `results_per_step` requests a step, in order, each step taking `seconds_per_step`.
 
-    A vector follows from a digest of the tokens; an answer repeats the prompt's last tokens, and
+    A vector, or a text's logits, follow from a digest of the tokens; a token is part of a name
+    where its word begins with a capital letter; an answer repeats the prompt's last tokens, and
     ends by itself where max_tokens leaves room for the whole prompt.
     """
 
     def __init__(
         self, config: EngineConfig, *, results_per_step: int = 1, seconds_per_step: float = 0.0
     ) -> None:
-        if config.kind not in (Kind.GENERATE, Kind.EMBED):
-            msg = f"no engine serves models of kind {config.kind.value} yet"
-            raise ModelLoadError(msg)
         self._config = config
         self._results_per_step = results_per_step
         self._seconds_per_step = seconds_per_step
@@ -120,18 +163,18 @@ class StubEngine:
 
     @property
     def dimensions(self) -> int | None:
-        """Length of the vectors; None where it generates."""
+        """Length of the vectors; None where it makes none."""
         return DIMENSIONS if self._config.kind is Kind.EMBED else None
 
     @property
     def smaller_dimensions(self) -> tuple[int, ...]:
-        """Lengths that the vectors may be cut to."""
-        return self._config.dimensions
+        """Lengths that the vectors may be cut to, ascending."""
+        return tuple(sorted(size for size in self._config.dimensions if size < DIMENSIONS))
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of what it scores."""
-        return ()
+        return LABELS[self._config.kind]
 
     @property
     def status(self) -> Status:
@@ -155,7 +198,7 @@ class StubEngine:
         if self._seconds_per_step:
             time.sleep(self._seconds_per_step)
         taken = min(self._results_per_step, len(self._waiting))
-        results = [_answer(self._waiting.popleft(), self._tokenizer) for _ in range(taken)]
+        results = [self._answer(self._waiting.popleft()) for _ in range(taken)]
         self._intake.counters += Counters(steps=1, padded_tokens=sum(map(_tokens, results)))
         return self._intake.answer(results)
 
@@ -168,32 +211,68 @@ class StubEngine:
         """Submit all and yield each one's index and result, as they finish."""
         yield from drive(self, requests)
 
+    def _answer(self, request: Request) -> Encoded | Generation:
+        match request:
+            case EncodeRequest():
+                return _encode(request, self._config.kind)
+            case GenerateRequest():
+                return _generate(request, self._tokenizer)
+            case unreachable:
+                assert_never(unreachable)
+
     def _refuse(self, request: Request) -> Failure | None:
         return refusal(
             request,
             kind=self._config.kind,
             context_length=self.context_length,
             vocab_size=VOCAB_SIZE,
+            dimensions=(
+                () if self.dimensions is None else (*self.smaller_dimensions, self.dimensions)
+            ),
         )
 
 
-def _answer(request: Request, tokenizer: StubTokenizer) -> Embedding | Generation:
-    match request:
-        case EncodeRequest():
-            return _embed(request)
-        case GenerateRequest():
-            return _generate(request, tokenizer)
+def _encode(request: EncodeRequest, kind: Kind) -> Encoded:
+    length = len(request.tokens)
+    work = Work(computed_tokens=length, rows=1)
+    match kind:
+        case Kind.EMBED:
+            raw = _digest(request, DIMENSIONS)
+            vector = cut_vector(raw / np.linalg.norm(raw), request.dimensions, normalizes=True)
+            return Embedding(request.id, vector, length, work)
+        case Kind.CLASSIFY | Kind.SCORE:
+            logits = _digest(request, len(LABELS[kind])) / np.float32(32)
+            activation = Activation.SOFTMAX if kind is Kind.CLASSIFY else Activation.SIGMOID
+            return Classification(request.id, logits, scores(logits, activation), length, work)
+        case Kind.TOKEN_CLASSIFY:
+            logits = 4 * np.eye(3, dtype=np.float32)[_names(request.tokens)]
+            return TokenClassification(request.id, scores(logits, Activation.SOFTMAX), length, work)
+        case Kind.GENERATE:
+            msg = "a generating model encodes nothing"
+            raise ValueError(msg)
         case unreachable:
             assert_never(unreachable)
 
 
-def _embed(request: EncodeRequest) -> Embedding:
-    packed = struct.pack(f"<{len(request.tokens)}I", *request.tokens)
-    digest = hashlib.shake_256(packed).digest(DIMENSIONS)
-    raw = np.frombuffer(digest, dtype=np.uint8).astype(np.float32) - 127.5
-    return Embedding(
-        id=request.id, vector=raw / np.linalg.norm(raw), input_tokens=len(request.tokens)
-    )
+def _digest(request: EncodeRequest, count: int) -> NDArray[np.float32]:
+    """So many numbers from -127.5 to 127.5 that follow from the tokens, and a pair's boundary."""
+    told = (*request.tokens, *(() if request.first is None else (VOCAB_SIZE + request.first,)))
+    digest = hashlib.shake_256(struct.pack(f"<{len(told)}I", *told)).digest(count)
+    return np.frombuffer(digest, dtype=np.uint8).astype(np.float32) - 127.5
+
+
+def _names(tokens: Sequence[int]) -> list[int]:
+    """A label each: 1 begins a name, 2 goes on with it, 0 is outside."""
+    found: list[int] = []
+    inside = False  # a word
+    for token in tokens:
+        letter = token < BEGIN and (token > 127 or chr(token).isalpha())  # or a part of one
+        if inside and letter:
+            found.append(2 if found[-1] else 0)
+        else:
+            found.append(1 if token < 128 and chr(token).isupper() else 0)
+        inside = letter
+    return found
 
 
 def _generate(request: GenerateRequest, tokenizer: StubTokenizer) -> Generation:
@@ -217,5 +296,5 @@ def _generate(request: GenerateRequest, tokenizer: StubTokenizer) -> Generation:
     )
 
 
-def _tokens(result: Embedding | Generation) -> int:
+def _tokens(result: Encoded | Generation) -> int:
     return result.input_tokens + (result.output_tokens if isinstance(result, Generation) else 0)

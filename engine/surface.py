@@ -168,6 +168,10 @@ class TokenizerLike(Protocol):
         """The text as pieces of at most `limit` tokens, neighbours sharing `overlap` of them."""
         ...
 
+    def continues(self, text: str, window: Window) -> list[bool]:
+        """Which tokens of a window of that text go on with the word of the token before them."""
+        ...
+
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a plain completion's prompt."""
         ...

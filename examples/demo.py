@@ -31,6 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 HERE = Path(__file__).parent
+MODELS = ("all-minilm-l6-v2", "smollm2-135m-instruct")  # an engine worker each, and no more
 POLL_S = 0.5
 DOWN_S = 120.0  # the object store may take half a minute to stop
 LOG_LINES = 12
@@ -167,7 +168,8 @@ def is_up(home: Path, deadline: float) -> bool:
 
 def start(home: Path, timeout_s: float) -> None:
     """Bring the stack up; returns when every part is ready."""
-    if halfrate("up", "--home", str(home), "--detach", timeout_s=timeout_s) != 0:
+    serving = ("--serve", ",".join(MODELS))
+    if halfrate("up", "--home", str(home), "--detach", *serving, timeout_s=timeout_s) != 0:
         raise DemoError("The stack did not start.")
 
 

@@ -54,6 +54,38 @@ class Quantize(StrEnum):
     INT8 = "int8"
 
 
+class Category(StrEnum):
+    """What the reference's moderation tells apart."""
+
+    HARASSMENT = "harassment"
+    HARASSMENT_THREATENING = "harassment/threatening"
+    HATE = "hate"
+    HATE_THREATENING = "hate/threatening"
+    ILLICIT = "illicit"
+    ILLICIT_VIOLENT = "illicit/violent"
+    SELF_HARM = "self-harm"
+    SELF_HARM_INSTRUCTIONS = "self-harm/instructions"
+    SELF_HARM_INTENT = "self-harm/intent"
+    SEXUAL = "sexual"
+    SEXUAL_MINORS = "sexual/minors"
+    VIOLENCE = "violence"
+    VIOLENCE_GRAPHIC = "violence/graphic"
+
+
+class Moderation(BaseModel):
+    """How a classification model's labels answer /v1/moderations.
+
+    A category's score is the highest of its labels'; it is flagged from `threshold` on, or from its
+    own in `thresholds`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    labels: Annotated[dict[str, Category], Field(min_length=1)]
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    thresholds: dict[Category, Annotated[float, Field(ge=0, le=1)]] = {}
+
+
 class Dtype(StrEnum):
     """The number format a model runs in."""
 
@@ -113,6 +145,7 @@ class Model(BaseModel):
     dimensions: tuple[PositiveInt, ...] = ()
     quantize: Quantize | None = None
     prompts: dict[str, str] = {}
+    moderation: Moderation | None = None
 
     @property
     def origin(self) -> Source:
@@ -122,11 +155,12 @@ class Model(BaseModel):
     def folder(self, models_dir: Path) -> Path:
         """Its folder in the model cache, a new one whenever its source changes.
 
-        A local folder is used where it is.
+        Models out of one wheel share theirs. A local folder is used where it is.
         """
         match self.origin:
-            case PypiSource(version=version):
-                return models_dir / f"{self.id}-{version}-{str(self.sha256)[:12]}"
+            case PypiSource(package=package, version=version, path=path):
+                digest = hashlib.sha256(f"{path}@{self.sha256}".encode()).hexdigest()
+                return models_dir / f"{package}-{version}-{digest[:12]}"
             case HfSource(repo=repo):
                 digest = hashlib.sha256(f"{repo}@{self.revision}".encode()).hexdigest()
                 return models_dir / f"{self.id}-{digest[:12]}"
@@ -151,6 +185,13 @@ class Model(BaseModel):
                 raise ValueError(msg)
             case _:
                 return self
+
+    @model_validator(mode="after")
+    def _moderation_is_classification(self) -> "Model":  # noqa: N804 mode "after" hands it in
+        if self.moderation is not None and self.kind is not ModelKind.CLASSIFY:
+            msg = "moderation: only a model of kind classify has labels to map"
+            raise ValueError(msg)
+        return self
 
 
 class Catalog(BaseModel):
@@ -183,18 +224,22 @@ class Catalog(BaseModel):
 
     def serving(self, endpoint: str) -> frozenset[str]:
         """The ids of the models that answer a batch of that endpoint."""
-        return frozenset(model.id for model in self.models if endpoint in endpoints_of(model.kind))
+        return frozenset(model.id for model in self.models if endpoint in endpoints_of(model))
 
 
-def endpoints_of(kind: ModelKind) -> frozenset[str]:
-    """The batch endpoints that a model of this kind answers."""
-    match kind:
+def endpoints_of(model: Model) -> frozenset[str]:
+    """The batch endpoints that the model answers."""
+    match model.kind:
         case ModelKind.GENERATE:
             return frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
         case ModelKind.EMBED:
-            return frozenset({"/v1/embeddings"})
-        case ModelKind.CLASSIFY | ModelKind.SCORE | ModelKind.TOKEN_CLASSIFY:
-            return frozenset()
+            return frozenset({"/v1/embeddings", "/v1/classify", "/v1/score", "/v1/rerank"})
+        case ModelKind.CLASSIFY if model.moderation is not None:
+            return frozenset({"/v1/classify", "/v1/moderations"})
+        case ModelKind.CLASSIFY | ModelKind.TOKEN_CLASSIFY:
+            return frozenset({"/v1/classify"})
+        case ModelKind.SCORE:
+            return frozenset({"/v1/score", "/v1/rerank"})
         case unreachable:
             assert_never(unreachable)
 

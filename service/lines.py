@@ -6,7 +6,7 @@ fails its line alone, when it is run (`service.bodies`).
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,18 @@ MAX_CUSTOM_ID = 512
 # The letters of `custom_id` can be spelled as escapes, all of them \\u005… to \\u007….
 _ESCAPED_LETTER = re.compile(rb"\\u00[5-7]")
 
-SUBJECTS = {
-    "/v1/chat/completions": "messages",
-    "/v1/completions": "prompt",
-    "/v1/embeddings": "input",
-    "/v1/responses": "input",
+SUBJECTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "/v1/chat/completions": (("messages",),),
+    "/v1/completions": (("prompt",),),
+    "/v1/responses": (("input",),),
+    "/v1/embeddings": (("input",),),
+    "/v1/classify": (("input",),),
+    "/v1/moderations": (("input",),),
+    "/v1/score": (("text_1", "queries"), ("text_2", "documents")),
+    "/v1/rerank": (("query",), ("documents",)),
 }
-"""What a body is about, by endpoint: the one key it cannot do without beside `model`."""
+"""What a body is about, by endpoint: the keys it cannot do without beside `model`, each under any
+of its names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +215,10 @@ def _check_body(
     if not serves(model):
         message = f"The provided model '{_shown(model, 128)}' is not supported by the Batch API."
         return LineError("model_not_found", message, "body.model", line)
-    subject = SUBJECTS[endpoint]
-    if body.get(subject) is None:
-        message = f"{subject.capitalize()} parameter is required."
-        return LineError("missing_required_parameter", message, f"body.{subject}", line)
+    for names in SUBJECTS[endpoint]:
+        if all(body.get(name) is None for name in names):
+            message = f"{names[0].capitalize()} parameter is required."
+            return LineError("missing_required_parameter", message, f"body.{names[0]}", line)
     if body.get("stream") is True:
         message = "Streaming is not supported in the Batch API."
         return LineError("streaming_unsupported", message, "body.stream", line)

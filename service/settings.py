@@ -51,7 +51,7 @@ class Limits(Files):
     max_body_bytes: PositiveInt = Field(1 * MIB, description="Largest JSON body of a request.")
     max_lines: PositiveInt = Field(1_000_000, description="Most lines of a batch.")
     max_line_bytes: PositiveInt = Field(10 * MIB, description="Longest line of an input file.")
-    max_inputs: PositiveInt = Field(2_048, description="Most embedding inputs of a line.")
+    max_inputs: PositiveInt = Field(2_048, description="Most texts to be encoded of a line.")
     max_errors: PositiveInt = Field(1_000, description="Validation errors kept of a batch.")
     unknown_parameters: UnknownParameters = Field(
         UnknownParameters.ERROR,
@@ -80,6 +80,11 @@ class Settings(Limits):
     )
     max_requests: PositiveInt = Field(
         1_000, description="Requests an API process works on at once; more get 503."
+    )
+    metrics_token: Annotated[SecretStr, Field(min_length=16)] | None = Field(
+        None,
+        description="Bearer token of GET /metrics, at least 16 characters; unset: only callers on"
+        " the API's own machine may read it.",
     )
 
     upload_hours: PositiveFloat = Field(1, description="Hours until an upload expires.")

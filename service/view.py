@@ -19,6 +19,7 @@ from service.wire import (
     BatchObject,
     BatchUsage,
     Cost,
+    EngineWork,
     FileList,
     FileObject,
     InputTokensDetails,
@@ -126,6 +127,7 @@ def batch_object(batch: Batch, *, errors_shown: int = ERRORS_SHOWN) -> BatchObje
             paused=batch.paused_at is not None and batch.status in RUNNING,
             retry_of=_maybe_batch(batch.retry_of),
             retried_by=_maybe_batch(batch.retried_by),
+            engine=_engine(batch),
         ),
     )
 
@@ -178,7 +180,7 @@ def model_object(model: catalog.Model) -> ModelObject:
         owned_by="halfrate",
         halfrate=ModelExtras(
             kind=model.kind,
-            endpoints=sorted(catalog.endpoints_of(model.kind)),
+            endpoints=sorted(catalog.endpoints_of(model)),
             context_length=model.context_length,
             price=Price(
                 currency="USD",
@@ -282,6 +284,29 @@ def _cost(batch: Batch) -> Cost:
 
 def _maybe_batch(value: UUID | None) -> str | None:
     return None if value is None else ids.show(ids.Prefix.BATCH, value)
+
+
+def _engine(batch: Batch) -> EngineWork | None:
+    """Null until a line has succeeded."""
+    if not batch.completed:
+        return None
+    tokens, computed = batch.input_tokens + batch.output_tokens, batch.computed_tokens
+    return EngineWork(
+        tokens=tokens,
+        computed_tokens=computed,
+        padding=round(1 - batch.useful_tokens / computed, 4) if computed else 0.0,
+        seconds=round(batch.engine_s, 6),
+        tokens_per_second=round(tokens / batch.engine_s, 1) if batch.engine_s else None,
+        rows_per_step=round(batch.engine_rows / batch.engine_steps, 2)
+        if batch.engine_steps
+        else None,
+        p50_ms=_maybe_rounded(batch.p50_ms),
+        p95_ms=_maybe_rounded(batch.p95_ms),
+    )
+
+
+def _maybe_rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _maybe_file(value: UUID | None) -> str | None:

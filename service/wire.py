@@ -278,14 +278,33 @@ class Cost(Reply):
     saved: str
 
 
+class EngineWork(Reply):
+    """What the lines that succeeded so far cost the engine.
+
+    `computed_tokens` went through the model, `padding` of them (0 to 1) for no line's sake; lines
+    that repeat another's text compute nothing. `seconds` are the lines' shares of its time. Of a
+    line's share, median and 95th percentile are known once the batch has ended.
+    """
+
+    tokens: int
+    computed_tokens: int
+    padding: float
+    seconds: float
+    tokens_per_second: float | None
+    rows_per_step: float | None
+    p50_ms: float | None
+    p95_ms: float | None
+
+
 class BatchExtras(Reply):
-    """What this service says of a batch beyond the reference."""
+    """What this service says of a batch beyond the reference; `engine` once a line succeeded."""
 
     error_count: int
     cost: Cost
     paused: bool
     retry_of: str | None
     retried_by: str | None
+    engine: EngineWork | None
 
 
 class BatchObject(Reply):

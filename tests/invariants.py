@@ -91,11 +91,13 @@ def _check_sums(pipeline: Pipeline, batch: Batch, output: list[dict[str, Any]]) 
     assert list(ledger[:3]) == of_batch == by_line
     assert (ledger[3], ledger[4]) == (batch.standard_cost, batch.paid_cost)
     standard, paid = Decimal(0), Decimal(0)
+    taken = {row.custom_id: row.input_tokens or 0 for row in rows}
     for line in output:
         body = line["response"]["body"]
         model = pipeline.resources.catalog.get(body["model"])
         assert model is not None
-        used = body["usage"]
+        # Moderations, as the reference has them, tell no usage.
+        used = body.get("usage", {"prompt_tokens": taken[line["custom_id"]]})
         each = cost(
             model,
             input_tokens=used["input_tokens" if "input_tokens" in used else "prompt_tokens"],

@@ -50,6 +50,37 @@ price_output = 0.40
 default_max_tokens = 16
 
 [[models]]
+id = "stub-small"
+kind = "embed"
+source = "stub:"
+context_length = 64
+dimensions = [4, 16]
+prompts = {query = "search: ", passage = "found: "}
+price_input = 0.02
+
+[[models]]
+id = "stub-classify"
+kind = "classify"
+source = "stub:"
+context_length = 64
+moderation = {labels = {negative = "harassment", neutral = "violence/graphic"}}
+price_input = 0.02
+
+[[models]]
+id = "stub-tags"
+kind = "token_classify"
+source = "stub:"
+context_length = 64
+price_input = 0.02
+
+[[models]]
+id = "stub-score"
+kind = "score"
+source = "stub:"
+context_length = 64
+price_input = 0.02
+
+[[models]]
 id = "all-minilm-l6-v2"
 kind = "embed"
 source = "stub:"
@@ -186,7 +217,10 @@ class Pipeline:
         model = self.resources.catalog.get(model_id)
         assert model is not None
         config = EngineConfig(
-            model=Path(), kind=Kind(model.kind), context_length=model.context_length
+            model=Path(),
+            kind=Kind(model.kind),
+            context_length=model.context_length,
+            dimensions=model.dimensions,
         )
         loop = EngineLoop(
             make or (lambda: StubEngine(config, results_per_step=8)), clock=monotonic, name="test"
@@ -199,7 +233,7 @@ class Pipeline:
         with loop, keeper:
             yield Drain(
                 self.resources,
-                ModelOnLoop(model, StubTokenizer(), loop),
+                ModelOnLoop(model, StubTokenizer(model.prompts), loop),
                 keeper,
                 Places(),
                 stopping=stopping,

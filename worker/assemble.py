@@ -62,7 +62,7 @@ def assemble(resources: Resources, kept: KeptLease) -> None:
     with resources.database.transaction() as transaction:
         batch = transaction.execute(select(Batch).where(Batch.id == lease.batch_id)).scalar_one()
         keys = _parts(transaction, lease.batch_id)
-        longest = lines.longest_answer(transaction, lease.batch_id)
+        longest, spread = lines.measure(transaction, lease.batch_id)
     ran = batch.in_progress_at is not None
     with ExitStack() as stack:
         # On any exception both uploads are aborted: nothing is left behind.
@@ -76,7 +76,7 @@ def assemble(resources: Resources, kept: KeptLease) -> None:
                 raise Incomplete(f"{counts} of {batch.total} lines")
         else:
             counts = {SUCCEEDED: 0, FAILED: 0}
-    _publish(resources, lease, batch, results, counts, drop_lines=not ran)
+    _publish(resources, lease, batch, results, counts, spread, drop_lines=not ran)
 
 
 def _parts(transaction: Session, batch_id: UUID) -> list[str]:
@@ -219,6 +219,7 @@ def _publish(
     batch: Batch,
     results: dict[bytes, _Result],
     counts: dict[bytes, int],
+    spread: lines.Spread,
     *,
     drop_lines: bool,
 ) -> None:
@@ -256,6 +257,7 @@ def _publish(
                 batch.id,
                 output=file(SUCCEEDED),
                 errors=file(FAILED),
+                spread=spread,
                 now=now,
             )
     except queue.LeaseLost:

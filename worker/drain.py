@@ -132,9 +132,10 @@ class Drain:
             queue.begin(transaction, lease)
 
     def _attempt(self, shard: ClaimedShard, kept: KeptLease) -> bool:
-        return ShardRun(
-            self._resources, self._on, shard, kept, stopping=self._stopping, clock=self._clock
-        ).run()
+        with self._on.loop.shard():
+            return ShardRun(
+                self._resources, self._on, shard, kept, stopping=self._stopping, clock=self._clock
+            ).run()
 
     def _give_up(self, lease: queue.Lease, error: Exception, *, alone: bool) -> None:
         """Back to the queue; a failure is counted only where the shard itself may be at fault."""

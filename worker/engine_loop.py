@@ -7,23 +7,18 @@ engine goes from shard to shard without running empty.
 import queue as queues
 import signal
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Self, assert_never
+from typing import Self
 
 import structlog
 
-from engine.request import (
-    Classification,
-    Embedding,
-    Failure,
-    Generation,
-    Request,
-    Result,
-    TokenClassification,
-)
-from engine.surface import EngineLike
+from engine.request import Failure, Request, Result
+from engine.surface import Counters, EngineLike
 from service.clock import Clock
+from service.db.workers import Figures
+from worker.figures import Recent, Standstill, percentile, tokens_of
 
 log = structlog.get_logger()
 
@@ -73,8 +68,17 @@ class EngineLoop:
         self._commands: queues.SimpleQueue[_Submit | _Abort | None] = queues.SimpleQueue()
         self._inboxes: dict[Hashable, Inbox] = {}
         self._thread = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
+        # What the engines before this one did: a step that raised has cost their counters.
+        self._past = Counters()
+        self._handed_in, self._taken = 0, 0
+        self._handing = threading.Lock()
+        self._still = Standstill(clock)
+        self._recent = Recent()
         self._busy_s = 0.0
-        self._tokens = 0
+        self._tokens = self._computed = self._useful = 0
+        # Tokens and seconds when the speed was last measured, and what it was.
+        self._measured = (0, 0.0)
+        self._speed: float | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -85,20 +89,63 @@ class EngineLoop:
         self._thread.join()
 
     @property
-    def dimensions(self) -> int | None:
-        """Length of the model's vectors; None where it makes none."""
-        return self._engine.dimensions
+    def labels(self) -> tuple[str, ...]:
+        """Names of what the model scores; empty where it has none."""
+        return self._engine.labels
 
     def speed(self) -> float | None:
         """Tokens a second while it had work, since the last call; None without enough to tell."""
-        tokens, busy_s = self._tokens, self._busy_s
+        tokens, busy_s = self._tokens - self._measured[0], self._busy_s - self._measured[1]
         if busy_s < 1:
             return None
-        self._tokens, self._busy_s = 0, 0.0
-        return tokens / busy_s
+        self._measured = self._tokens, self._busy_s
+        self._speed = tokens / busy_s
+        return self._speed
+
+    def shard(self) -> AbstractContextManager[None]:
+        """While a shard is open, time in which the engine has nothing to do is counted as idle."""
+        return self._still.shard()
+
+    def answered(self, seconds: Iterable[float]) -> None:
+        """Lines have their answers, after these shares of the engine's time."""
+        self._recent.add(seconds)
+
+    def figures(self) -> Figures:
+        """What it did since it started, and how it runs now."""
+        engine, idle_s = self._engine, self._still.seconds
+        counters, status = self._past + engine.counters, engine.status
+        lines, lines_s, last = self._recent.read()
+        return Figures(
+            path=status.path,
+            same_bytes=status.same_bytes,
+            token_budget=status.token_budget,
+            memory_bytes=status.memory_bytes,
+            requests=counters.requests,
+            failures=counters.failures,
+            input_tokens=counters.input_tokens,
+            output_tokens=counters.output_tokens,
+            computed_tokens=self._computed,
+            padding_tokens=self._computed - self._useful,
+            steps=counters.steps,
+            rows=counters.rows,
+            twins=counters.twins,
+            out_of_memory=counters.out_of_memory,
+            non_finite=counters.non_finite,
+            queue_depth=self._handed_in - self._taken + engine.pending,
+            open_shards=self._still.open_shards,
+            busy_s=self._busy_s,
+            idle_s=idle_s,
+            tokens_per_s=self._speed,
+            lines=lines,
+            lines_s=lines_s,
+            line_p50_s=percentile(last, 0.5),
+            line_p95_s=percentile(last, 0.95),
+        )
 
     def submit(self, requests: Sequence[Request], inbox: Inbox) -> None:
         """Hand requests in; their results come to `inbox`."""
+        with self._handing:
+            self._handed_in += len(requests)
         self._commands.put(_Submit(requests, inbox))
 
     def abort(self, ids: Sequence[Hashable]) -> None:
@@ -109,6 +156,7 @@ class EngineLoop:
         try:
             while self._take_commands():
                 if self._engine.pending:
+                    self._still.work(working=True)
                     self._step()
         # Without this thread the worker only pretends to live: end it, so that it is restarted.
         except Exception:
@@ -124,11 +172,12 @@ class EngineLoop:
         except Exception as error:
             log.exception("engine step failed; the engine is made anew")
             self._lose(EngineBroken(str(error)))
+            self._past += self._engine.counters
             self._engine = self._make()
             return
         self._busy_s += self._clock() - started
         for result in results:
-            self._tokens += _tokens(result)
+            self._count(result)
             inbox = self._inboxes.pop(result.id, None)
             if inbox is not None:
                 inbox.results.put(result)
@@ -136,8 +185,11 @@ class EngineLoop:
     def _take_commands(self) -> bool:
         """Take what was handed in, waiting where there is nothing else to do. False: stop."""
         while True:
+            idle = not self._engine.pending
+            if idle:
+                self._still.work(working=False)
             try:
-                command = self._commands.get(block=not self._engine.pending)
+                command = self._commands.get(block=idle)
             except queues.Empty:
                 return True
             match command:
@@ -146,24 +198,21 @@ class EngineLoop:
                 case _Submit(requests, inbox):
                     self._inboxes.update((request.id, inbox) for request in requests)
                     self._engine.submit(requests)
+                    self._taken += len(requests)
                 case _Abort(ids):
                     self._engine.abort(ids)
                     for request_id in ids:
                         self._inboxes.pop(request_id, None)
 
+    def _count(self, result: Result) -> None:
+        if isinstance(result, Failure):
+            return
+        tokens, computed = tokens_of(result), result.work.computed_tokens
+        self._tokens += tokens
+        self._computed += computed
+        self._useful += min(tokens, computed)
+
     def _lose(self, broken: EngineBroken) -> None:
         for inbox in {id(inbox): inbox for inbox in self._inboxes.values()}.values():
             inbox.results.put(broken)
         self._inboxes.clear()
-
-
-def _tokens(result: Result) -> int:
-    match result:
-        case Embedding() | Classification() | TokenClassification():
-            return result.input_tokens
-        case Generation():
-            return result.input_tokens + result.output_tokens
-        case Failure():
-            return 0
-        case unreachable:
-            assert_never(unreachable)

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -25,9 +25,12 @@ log = structlog.get_logger()
 class EngineProcess:
     """Drains of every served model. Built by `serving`, which loads the models first."""
 
-    def __init__(self, drains: dict[str, Drain], stopping: threading.Event) -> None:
+    def __init__(
+        self, drains: dict[str, Drain], stopping: threading.Event, beat: Callable[[], None]
+    ) -> None:
         self._drains = drains
         self._stopping = stopping
+        self.beat = beat
 
     def drain(self, model_id: str) -> None:
         """Run what there is for that model; a model that is not served here is passed over."""
@@ -50,7 +53,7 @@ def serving(resources: Resources) -> Iterator[EngineProcess]:
     stopping = threading.Event()
     with ExitStack() as stack:
         loaded = {model.id: _load(stack, resources, model) for model in served}
-        beat = partial(_beat, resources, names, loaded)
+        beat = partial(_beat, resources, loaded)
         keeper = stack.enter_context(
             Keeper(
                 resources.database,
@@ -67,7 +70,7 @@ def serving(resources: Resources) -> Iterator[EngineProcess]:
         beat()
         log.info("engine worker ready", models=names, pid=os.getpid())
         try:
-            yield EngineProcess(drains, stopping)
+            yield EngineProcess(drains, stopping, beat)
         finally:
             stopping.set()
             with resources.database.transaction() as transaction:
@@ -107,11 +110,12 @@ def _load(stack: ExitStack, resources: Resources, model: Model) -> ModelOnLoop:
     return ModelOnLoop(model=model, tokenizer=tokenizer_of(model, models_dir), loop=loop)
 
 
-def _beat(resources: Resources, names: list[str], loaded: dict[str, ModelOnLoop]) -> None:
+def _beat(resources: Resources, loaded: dict[str, ModelOnLoop]) -> None:
+    speeds = {name: on.loop.speed() for name, on in loaded.items()}
+    figures = {name: on.loop.figures() for name, on in loaded.items()}
     with resources.database.transaction() as transaction:
         now = session.now(transaction)
-        workers.beat(transaction, resources.name, names, now)
-        for name, on in loaded.items():
-            speed = on.loop.speed()
+        workers.beat(transaction, resources.name, figures, now)
+        for name, speed in speeds.items():
             if speed is not None:
                 workers.measure(transaction, name, speed, now)

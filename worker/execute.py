@@ -1,6 +1,6 @@
 """How is a claimed shard run? Bodies in, engine requests out, finished lines written back."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -33,7 +33,7 @@ from service.faults import Fault
 from worker import answers, prompts, retry
 from worker.answers import Answered
 from worker.engine_loop import EngineLoop, Inbox
-from worker.fetch import fetch
+from worker.fetch import pieces
 from worker.lease import KeptLease
 from worker.resources import Resources
 from worker.retry import LineFailure
@@ -119,6 +119,7 @@ class ShardRun:
         self._later: list[_Later] = []
         # Where the shard is only to be cut: the lines of each half.
         self._halves: tuple[Sequence[int], ...] = ()
+        self._endpoint = ""
         self._sequence = 0
         self._begun_at = self._flushed_at = clock()
 
@@ -129,12 +130,16 @@ class ShardRun:
         Raises LeaseLost, or whatever a bug raises; the engine then holds nothing of the shard.
         """
         try:
-            self._begin()
-            while self._running and not self._must_end():
-                self._collect()
+            ahead = self._begin()
+            piece = next(ahead, None)
+            while (piece or self._running) and not self._must_end():
+                if piece:
+                    self._hand_in(piece)
+                    piece = next(ahead, None)
+                self._collect(0 if piece else POLL_S)
                 if self._clock() - self._flushed_at >= self._resources.settings.flush_s:
                     self._flush()
-            whole = not self._running
+            whole = not piece and not self._running
         finally:
             self._abort()
         self._flush()
@@ -144,8 +149,8 @@ class ShardRun:
         self._kept.check()
         return self._kept.handing_back or self._stopping()
 
-    def _begin(self) -> None:
-        """Read the lines, refuse what cannot be run, submit the rest in plan order."""
+    def _begin(self) -> Iterator[list[tuple[PendingLine, bytes]]]:
+        """What is to be run, in plan order, a few lines at a time."""
         lease = self._shard.lease
         with self._resources.database.transaction() as transaction:
             batch, file = transaction.execute(
@@ -160,17 +165,21 @@ class ShardRun:
             self._finished = [
                 answers.refused(row.line, row.custom_id, fault, status_code=500) for row in rows
             ]
-            return
+            return iter(())
+        by_line = {row.line: row for row in rows}
+        ordered = [line for line in self._shard.lines if line in by_line]
         if self._to_be_cut(rows, file):
-            left = {row.line for row in rows}
-            ordered = [line for line in self._shard.lines if line in left]
             self._halves = (ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :])
-            return
-        for row, raw in fetch(self._resources.storage, file.storage_key, rows):
-            self._prepare(row, raw, batch.endpoint)
-        place = {line: position for position, line in enumerate(self._shard.lines)}
-        for one in sorted(self._running.values(), key=lambda each: place[each.row.line]):
-            self._on.loop.submit(one.requests, self._inbox)
+            return iter(())
+        self._endpoint = batch.endpoint
+        in_order = [by_line[line] for line in ordered]
+        return pieces(self._resources.storage, file.storage_key, in_order)
+
+    def _hand_in(self, piece: Sequence[tuple[PendingLine, bytes]]) -> None:
+        """Refuse what cannot be run, submit the rest."""
+        prepared = [each for row, raw in piece for each in self._prepare(row, raw)]
+        if prepared:
+            self._on.loop.submit(prepared, self._inbox)
 
     def _to_be_cut(self, rows: Sequence[PendingLine], file: File) -> bool:
         """Whether one of several lines may be what went wrong, and is yet to be found."""
@@ -191,38 +200,28 @@ class ShardRun:
             return GivenUp.WORKER_CRASH
         return None
 
-    def _prepare(self, row: PendingLine, raw: bytes, endpoint: str) -> None:
+    def _prepare(self, row: PendingLine, raw: bytes) -> Sequence[Request]:
         lease = self._shard.lease
         try:
             prompt = prompts.read(
                 orjson.loads(raw)["body"],
-                endpoint=endpoint,
+                endpoint=self._endpoint,
                 model=self._on.model,
                 tokenizer=self._on.tokenizer,
                 rules=self._rules,
                 line_seed=prompts.seed_of(lease.batch_id, row.line),
             )
-            self._check_dimensions(prompt)
         except InvalidBody as invalid:
             self._finished.append(answers.refused(row.line, row.custom_id, invalid.fault))
-            return
+            return ()
         requests = prompts.requests(prompt, key=(lease.id, lease.attempt, row.line))
         self._running[row.line] = _Running(row, prompt, requests, {})
         for position, request in enumerate(requests):
             self._places[request.id] = row.line, position
+        return requests
 
-    def _check_dimensions(self, prompt: prompts.Prompt) -> None:
-        # No model of the first form lists smaller dimensions, so only its own length is right.
-        own = self._on.loop.dimensions
-        if isinstance(prompt, prompts.Embed) and prompt.body.dimensions not in (None, own):
-            message = (
-                f"Invalid value for 'dimensions': this model makes vectors of {own} dimensions, "
-                f"not of {prompt.body.dimensions}."
-            )
-            raise InvalidBody(Fault(message, "dimensions", "invalid_value"))
-
-    def _collect(self) -> None:
-        for result in self._inbox.take(POLL_S):
+    def _collect(self, wait_s: float) -> None:
+        for result in self._inbox.take(wait_s):
             line, position = self._places[result.id]
             running = self._running.get(line)
             if running is not None:  # else another request of the line has failed already
@@ -231,7 +230,7 @@ class ShardRun:
     def _take(self, running: _Running, position: int, result: Result) -> None:
         match result:
             case Failure():
-                self._fail(running, result)
+                self._fail(running, position, result)
             case Embedding() | Classification() | TokenClassification() | Generation():
                 running.results[position] = result
                 if len(running.results) == len(running.requests):
@@ -243,15 +242,16 @@ class ShardRun:
     def _answer(self, running: _Running) -> Answered:
         row, prompt = running.row, running.prompt
         ordered = [running.results[position] for position in range(len(running.requests))]
-        if isinstance(prompt, prompts.Embed):
-            vectors = [each for each in ordered if isinstance(each, Embedding)]
-            return answers.embedded(row.line, row.custom_id, prompt, vectors)
-        texts = [each for each in ordered if isinstance(each, Generation)]
-        return answers.generated(
-            row.line, row.custom_id, prompt, texts, created=int(self._now().timestamp())
+        return answers.answered(
+            row.line,
+            row.custom_id,
+            prompt,
+            ordered,
+            labels=self._on.loop.labels,
+            created=int(self._now().timestamp()),
         )
 
-    def _fail(self, running: _Running, result: Failure) -> None:
+    def _fail(self, running: _Running, position: int, result: Failure) -> None:
         row = running.row
         del self._running[row.line]
         self._on.loop.abort([request.id for request in running.requests])
@@ -267,9 +267,8 @@ class ShardRun:
             case retry.Again(at):
                 self._later.append(_Later(row.line, failure, at))
             case retry.Final(status_code):
-                fault = Fault(
-                    result.message, prompts.param_of(running.prompt, result.param), failure
-                )
+                param = prompts.param_of(running.prompt, result.param, position=position)
+                fault = Fault(result.message, param, failure)
                 self._finished.append(
                     answers.refused(row.line, row.custom_id, fault, status_code=status_code)
                 )
@@ -292,6 +291,7 @@ class ShardRun:
             flush(self._resources, self._shard.lease, self._on.model, self._sequence, finished)
         )
         self._sequence += 1
+        self._on.loop.answered(each.effort.engine_s for each in finished if each.succeeded)
 
     def _settle(self) -> bool:
         lease = self._shard.lease

@@ -11,6 +11,36 @@ READERS = 8
 JOIN_GAP = 64 * 1024
 JOIN_MOST = 4 * 1024 * 1024
 
+PIECE = 256
+"""Lines that come together: the engine begins on them while the next are being tokenised."""
+
+READ_BYTES = 32 * 1024 * 1024
+"""What is read before it is taken: as a rule the whole shard, so that near lines are one read."""
+
+
+def pieces(
+    storage: Storage, key: str, rows: Sequence[PendingLine]
+) -> Iterator[list[tuple[PendingLine, bytes]]]:
+    """The lines and their bytes in the order of `rows`, a few at a time."""
+    for several in _by_bytes(rows):
+        by_offset = sorted(several, key=lambda row: row.byte_offset)
+        found = {row.line: raw for row, raw in fetch(storage, key, by_offset)}
+        for start in range(0, len(several), PIECE):
+            yield [(row, found.pop(row.line)) for row in several[start : start + PIECE]]
+
+
+def _by_bytes(rows: Sequence[PendingLine]) -> Iterator[list[PendingLine]]:
+    several: list[PendingLine] = []
+    size = 0
+    for row in rows:
+        if several and size + row.byte_length > READ_BYTES:
+            yield several
+            several, size = [], 0
+        several.append(row)
+        size += row.byte_length
+    if several:
+        yield several
+
 
 def fetch(
     storage: Storage, key: str, rows: Sequence[PendingLine]

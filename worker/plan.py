@@ -1,11 +1,13 @@
 """In which order, and in how large shards, are a batch's lines run?
 
-Lines are tokenised ahead and sorted by model, shared prefix and length, so that neighbours in a
-shard pad little and meet their prefix in one worker; then cut into shards of a few seconds' work.
+Lines are tokenised ahead and sorted by model, then by shared prefix and length where it generates,
+by length and content where it encodes: neighbours in a shard pad little, meet their prefix in one
+worker, and what stands in the file twice is computed once. Then they are cut into shards of a few
+seconds' work.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +25,8 @@ from service.jsonl import RawLine, split
 from worker import prompts
 from worker.fetch import fetch
 from worker.lease import KeptLease
+from worker.prompts import Generate, Prompt
+from worker.readings import Reading, ZeroShot
 from worker.resources import Resources
 from worker.tokenizers import tokenizer_of
 
@@ -42,6 +46,7 @@ DEFAULT_SPEEDS: Mapping[ModelKind, float] = {
     ModelKind.GENERATE: 400.0,
     ModelKind.CLASSIFY: 3_000.0,
     ModelKind.SCORE: 3_000.0,
+    ModelKind.TOKEN_CLASSIFY: 3_000.0,
 }
 """Tokens a second of a model that no worker has measured yet: two CPU cores and a small model."""
 
@@ -55,13 +60,21 @@ MAX_SHARD_LINES = 10_000
 """Bounds a shard of very short lines, so that claims and write-backs stay small."""
 
 
+TWIN_COST = 1
+"""Of a line that repeats its neighbour: the engine computes it once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the plan knows of each line, 20 bytes a line."""
+    """What the plan knows of each line, 20 bytes a line.
+
+    Lines are sorted by `key`: a digest of how the prompt begins; of a line to be encoded its length
+    and a digest of all of it, so that twins have the same.
+    """
 
     line: NDArray[np.int32]
     model: NDArray[np.int32]  # index into the batch's models
-    prefix: NDArray[np.uint64]
+    key: NDArray[np.uint64]
     tokens: NDArray[np.int32]
 
 
@@ -83,7 +96,7 @@ def plan(resources: Resources, kept: KeptLease) -> None:
     ]
     shards = (
         queue.NewShard(counter.models[model], lines, cost)
-        for model, lines, cost in cut(costs, budgets)
+        for model, lines, cost in cut(costs, budgets, counter.encoders)
     )
     with resources.database.transaction() as transaction:
         now = session.now(transaction)
@@ -139,29 +152,39 @@ class _Counter:
         """The models named, in the order of their first lines."""
         return list(self._indices)
 
+    @property
+    def encoders(self) -> frozenset[int]:
+        """Which of them encode."""
+        return frozenset(
+            index
+            for name, index in self._indices.items()
+            if (model := self._resources.catalog.get(name)) is not None
+            and model.kind is not ModelKind.GENERATE
+        )
+
     def count(self, raw_lines: Iterable[RawLine]) -> Costs:
         line, model, tokens = array("i"), array("i"), array("i")
-        prefix = array("Q")
+        keys = array("Q")
         for position, found in enumerate(raw_lines):
             if position % 1_000 == 0:
                 self._kept.check_cancelling()
             if found.raw is None:
                 continue
             body = orjson.loads(found.raw)["body"]
-            cost, start = self._cost(body)
+            cost, key = self._cost(body)
             line.append(found.number)
             model.append(self._indices.setdefault(body["model"], len(self._indices)))
             tokens.append(min(cost, MAX_COST))
-            prefix.append(start)
+            keys.append(key)
         return Costs(
             line=np.frombuffer(line, dtype=np.int32),
             model=np.frombuffer(model, dtype=np.int32),
-            prefix=np.frombuffer(prefix, dtype=np.uint64),
+            key=np.frombuffer(keys, dtype=np.uint64),
             tokens=np.frombuffer(tokens, dtype=np.int32),
         )
 
     def _cost(self, body: dict[str, object]) -> tuple[int, int]:
-        """Tokens of work and a hash of how the prompt begins. A bad body costs next to nothing."""
+        """Tokens of work and the line's key. A bad body costs next to nothing."""
         known = self._tokenizer(str(body["model"]))
         if known is None:
             return 1, 0
@@ -176,13 +199,7 @@ class _Counter:
             )
         except InvalidBody:
             return 1, 0
-        taken = sum(len(sequence) for sequence in prompt.sequences)
-        if isinstance(prompt, prompts.Embed):
-            return taken, 0
-        expected = min(prompt.sampling.max_tokens, EXPECTED_OUTPUT)
-        answers = len(prompt.sequences) * prompt.choices
-        begin = hash(prompt.sequences[0][:PREFIX_TOKENS]) & 0xFFFF_FFFF_FFFF_FFFF
-        return taken * prompt.choices + answers * expected * OUTPUT_WEIGHT, begin
+        return weigh(prompt)
 
     def _tokenizer(self, model_id: str) -> tuple[Model, TokenizerLike] | None:
         if model_id not in self._tokenizers:
@@ -195,22 +212,73 @@ class _Counter:
         return self._tokenizers[model_id]
 
 
-def cut(costs: Costs, budgets: list[float]) -> Iterator[tuple[int, list[int], int]]:
+def weigh(prompt: Prompt) -> tuple[int, int]:
+    """Tokens of work of a line, and its key."""
+    match prompt:
+        case Generate():
+            taken = sum(len(sequence) for sequence in prompt.sequences)
+            expected = min(prompt.sampling.max_tokens, EXPECTED_OUTPUT)
+            answers = len(prompt.sequences) * prompt.choices
+            begin = hash(prompt.sequences[0][:PREFIX_TOKENS]) & 0xFFFF_FFFF_FFFF_FFFF
+            return taken * prompt.choices + answers * expected * OUTPUT_WEIGHT, begin
+        case ZeroShot():
+            # Lines share their labels, which are computed once; each is compared all the same.
+            return _weigh(prompt.texts, more=len(prompt.labels))
+        case _:
+            return _weigh(prompt.readings)
+
+
+def _weigh(readings: Sequence[Reading], *, more: int = 0) -> tuple[int, int]:
+    tokens = min(MAX_COST, sum(len(reading.tokens) for reading in readings) + more)
+    digest = hash(tuple(reading.tokens for reading in readings)) & 0xFFFF_FFFF
+    return tokens, tokens << 32 | digest
+
+
+def cut(
+    costs: Costs, budgets: Sequence[float], encoders: Collection[int] = ()
+) -> Iterator[tuple[int, list[int], int]]:
     """Shards as (model index, lines, cost): each within its model's budget, or a single line.
 
-    Sorted by model, prefix and length; ties stay in input order.
+    Sorted by model, key and tokens; ties stay in input order. Lines of an encoder that have the
+    same key stay together where one shard can hold them, and all but the first cost `TWIN_COST`.
     """
-    order = np.lexsort((costs.line, costs.tokens, costs.prefix, costs.model))
+    order = np.lexsort((costs.line, costs.tokens, costs.key, costs.model))
     lines: list[int] = []
     spent, current = 0, -1
-    for index in order:
-        model, tokens = int(costs.model[index]), max(1, int(costs.tokens[index]))
-        full = lines and (spent + tokens > budgets[current] or len(lines) == MAX_SHARD_LINES)
-        if lines and (model != current or full):
+    for run in _runs(costs, order, encoders):
+        model, tokens = int(costs.model[run[0]]), max(1, int(costs.tokens[run[0]]))
+        whole = tokens + (len(run) - 1) * TWIN_COST
+        together = whole <= budgets[model] and len(run) <= MAX_SHARD_LINES
+        if lines and (
+            model != current
+            or (together and spent + whole > budgets[model])
+            or (together and len(lines) + len(run) > MAX_SHARD_LINES)
+        ):
             yield current, lines, spent
             lines, spent = [], 0
         current = model
-        lines.append(int(costs.line[index]))
-        spent += tokens
+        for position, index in enumerate(run):
+            cost = TWIN_COST if position and lines else tokens
+            full = spent + cost > budgets[model] or len(lines) == MAX_SHARD_LINES
+            if lines and full:
+                yield current, lines, spent
+                lines, spent, cost = [], 0, tokens
+            lines.append(int(costs.line[index]))
+            spent += cost
     if lines:
         yield current, lines, spent
+
+
+def _runs(
+    costs: Costs, order: NDArray[np.intp], encoders: Collection[int]
+) -> Iterator[NDArray[np.intp]]:
+    """Runs of twins; of a model that generates each line by itself."""
+    model, key = costs.model[order], costs.key[order]
+    same = (model[1:] == model[:-1]) & (key[1:] == key[:-1]) & np.isin(model[1:], list(encoders))
+    begin = 0
+    for last in np.flatnonzero(~same):
+        end = int(last) + 1
+        yield order[begin:end]
+        begin = end
+    if len(order):
+        yield order[begin:]

@@ -14,23 +14,14 @@ from engine.request import EncodeRequest, GenerateRequest, Request, Sampling
 from engine.surface import TokenizerLike
 from service.bodies import check
 from service.bodies.chat import ChatBody
-from service.bodies.check import InvalidBody, Rules
+from service.bodies.check import Generating, InvalidBody, Rules
 from service.bodies.completions import CompletionBody
-from service.bodies.embeddings import EmbeddingsBody
 from service.bodies.responses import ResponsesBody
 from service.catalog import Model
 from service.faults import Fault
 from service.lines import SUBJECTS
-
-Generating = ChatBody | CompletionBody | ResponsesBody
-
-
-@dataclass(frozen=True, slots=True)
-class Embed:
-    """An embeddings line: one sequence an input."""
-
-    body: EmbeddingsBody
-    sequences: tuple[tuple[int, ...], ...]
+from worker import readings
+from worker.readings import Embed, Encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +34,7 @@ class Generate:
     choices: int
 
 
-Prompt = Embed | Generate
+Prompt = Encode | Generate
 
 
 def read(
@@ -57,10 +48,8 @@ def read(
 ) -> Prompt:
     """The body checked and tokenised. Raises InvalidBody: the line's 400."""
     prompts: tuple[tuple[int, ...], ...]
-    checked = check.body(body, endpoint=endpoint, rules=rules)
+    checked = check.body(body, endpoint=endpoint, rules=rules, kind=model.kind)
     match checked:
-        case EmbeddingsBody():
-            return Embed(checked, _embedded(checked.input, tokenizer))
         case ChatBody():
             turns = [Turn(each.role, each.text, each.name) for each in checked.messages]
             prompts = (_rendered(turns, tokenizer, "messages"),)
@@ -74,19 +63,9 @@ def read(
                 tuple(tokenizer.encode_prompt(item) if isinstance(item, str) else item)
                 for item in checked.prompt
             )
-        case unreachable:
-            assert_never(unreachable)
+        case _:
+            return readings.read(checked, model=model, tokenizer=tokenizer)
     return Generate(checked, prompts, _sampling(checked, model, line_seed), _choices(checked))
-
-
-def _embedded(
-    inputs: Sequence[str] | Sequence[list[int]], tokenizer: TokenizerLike
-) -> tuple[tuple[int, ...], ...]:
-    texts = [item for item in inputs if isinstance(item, str)]
-    if texts:
-        return tuple(tuple(ids) for ids in tokenizer.encode(texts))
-    # Token ids come from the client as the model is to see them.
-    return tuple(tuple(item) for item in inputs if not isinstance(item, str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +121,17 @@ def limit_of(body: Generating) -> tuple[str, int | None]:
             assert_never(unreachable)
 
 
-def param_of(prompt: Prompt, named: str | None) -> str | None:
-    """What the engine names, by the client's name: it knows one limit and no messages."""
-    body = prompt.body
-    if named == "max_tokens" and not isinstance(body, EmbeddingsBody):
-        return limit_of(body)[0]
-    return SUBJECTS[check.ENDPOINTS[type(body)]] if named is None else named
+def param_of(prompt: Prompt, named: str | None, *, position: int) -> str | None:
+    """What the engine names, by the client's name: it knows one limit, one input, no messages."""
+    match prompt:
+        case Generate() if named == "max_tokens":
+            return limit_of(prompt.body)[0]
+        case Generate() if named is None:
+            return SUBJECTS[check.ENDPOINTS[type(prompt.body)]][0][0]
+        case Generate():
+            return named
+        case _:
+            return prompt.param(position) if named in (None, "input") else named
 
 
 def seed_of(batch_id: UUID, line: int) -> int:
@@ -159,11 +143,6 @@ def seed_of(batch_id: UUID, line: int) -> int:
 def requests(prompt: Prompt, *, key: Hashable) -> list[Request]:
     """One engine request a sequence and choice; ids are (key, position)."""
     match prompt:
-        case Embed():
-            return [
-                EncodeRequest(id=(key, position), tokens=tokens)
-                for position, tokens in enumerate(prompt.sequences)
-            ]
         case Generate():
             return [
                 GenerateRequest(
@@ -174,4 +153,10 @@ def requests(prompt: Prompt, *, key: Hashable) -> list[Request]:
                 )
                 for position, tokens in enumerate(prompt.sequences)
                 for choice in range(prompt.choices)
+            ]
+        case _:
+            dimensions = prompt.body.dimensions if isinstance(prompt, Embed) else None
+            return [
+                EncodeRequest((key, position), each.tokens, each.first, dimensions)
+                for position, each in enumerate(prompt.readings)
             ]

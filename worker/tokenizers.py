@@ -12,5 +12,5 @@ from worker.models import pull
 def tokenizer_of(model: Model, models_dir: Path) -> TokenizerLike:
     """The model's tokenizer; its files are fetched where they are not yet in the cache."""
     if isinstance(model.origin, StubSource):
-        return StubTokenizer()
-    return Tokenizer.from_dir(pull(model, models_dir))
+        return StubTokenizer(model.prompts)
+    return Tokenizer.from_dir(pull(model, models_dir), prompts=model.prompts)

@@ -65,6 +65,7 @@ def flush(
         model=model.id,
         standard_cost=sum((each.standard for each in costs), Decimal(0)),
         paid_cost=sum((each.paid for each in costs), Decimal(0)),
+        effort=sum((each.effort for each in answered), lines.Effort()),
     )
     resources.storage.put(key, data)
     try:
@@ -93,6 +94,7 @@ def _part(answered: Sequence[Answered]) -> tuple[bytes, list[lines.Answer]]:
                 input_tokens=answer.input_tokens,
                 cached_tokens=answer.cached_tokens,
                 output_tokens=answer.output_tokens,
+                engine_ms=answer.effort.engine_s * 1000 if answer.succeeded else None,
                 part_offset=len(data) + HEADER_BYTES,
                 part_length=len(encoded) - HEADER_BYTES - 1,
             )

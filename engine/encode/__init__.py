@@ -1,1 +1,1 @@
-"""Texts into vectors, one padded batch at a time."""
+"""Texts into vectors or scores: packed end to end, or padded where a model needs it."""

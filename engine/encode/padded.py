@@ -1,126 +1,79 @@
-"""How do texts become vectors? In padded batches of like length, the longest first."""
+"""How do texts run on a model that needs rectangles? In padded batches of like length."""
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.memory import is_out_of_memory, release, widened
+from engine.encode.forward import Allows
+from engine.encode.texts import Text
 from engine.model.load import Encoder
-from engine.outcome import Outcome
-from engine.plan.budget import Budget
 from engine.plan.waiting import Waiting
-from engine.request import Embedding, EncodeRequest, Failure, FailureReason, Result
-from engine.surface import Counters
+from engine.transfer import download, upload
+
+# Most of a batch that may be padding. Only the few texts that have none of like length beside them
+# run in batches so small that a larger one would have been quicker.
+_MOST_PADDING = 0.08
 
 
-class EncodeLoop:
-    """Takes embedding requests in and encodes one padded batch a step."""
+class Padded:
+    """Batches of one rectangle each, padded on the right."""
 
-    def __init__(self, encoder: Encoder, config: EngineConfig) -> None:
+    path = "padded"
+
+    def __init__(self, encoder: Encoder, *, max_rows: int) -> None:
         self._encoder = encoder
-        self._max_rows = config.max_rows
-        self._budget = Budget.of(config.token_budget)
-        self._waiting: Waiting[EncodeRequest] = Waiting(lambda request: len(request.tokens))
-        self._tried_alone: set[Hashable] = set()
+        self._max_rows = max_rows
 
-    def add(self, requests: Iterable[EncodeRequest]) -> None:
-        """Take in requests that were found fit to run."""
-        self._waiting.add(requests)
+    def take(self, waiting: Waiting[Text], allows: Allows) -> list[Text]:
+        """The next batch, of one length bucket."""
 
-    def remove(self, ids: Collection[Hashable]) -> None:
-        """Forget these requests."""
-        self._waiting.remove(ids)
-        self._tried_alone.difference_update(ids)
-
-    def step(self) -> Outcome:
-        """Encode the next batch."""
-        batch = self._waiting.take(self._fits)
-        if not batch:
-            return Outcome()
-        vectors = self._try(batch)
-        if vectors is None:
-            return self._cut_smaller(batch)
-        self._budget = self._budget.after_success()
-        finite = [bool(np.isfinite(row).all()) for row in vectors]
-        results: list[Result] = [
-            # A copy each, so that a result kept for long does not keep its whole batch.
-            Embedding(id=request.id, vector=row.copy(), input_tokens=len(request.tokens))
-            for request, row, whole in zip(batch, vectors, finite, strict=True)
-            if whole
-        ]
-        again = [request for request, whole in zip(batch, finite, strict=True) if not whole]
-        results += self._in_float32(again)
-        self._tried_alone.difference_update(result.id for result in results)
-        cost = Counters(
-            padded_tokens=_cost(batch) + sum(len(request.tokens) for request in again),
-            non_finite=len(again),
-        )
-        return Outcome(tuple(results), cost)
-
-    def _fits(self, batch: Sequence[EncodeRequest]) -> bool:
-        return len(batch) <= self._max_rows and _cost(batch) <= self._budget.current
-
-    def _try(self, batch: Sequence[EncodeRequest]) -> NDArray[np.float32] | None:
-        """float32 [rows, dims], or None where the memory did not suffice."""
-        try:
-            return self._encode(batch)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        return None
-
-    def _encode(self, batch: Sequence[EncodeRequest]) -> NDArray[np.float32]:
-        ids, mask = _pad(batch, self._encoder.pad_id)
-        device = self._encoder.device
-        vectors = self._encoder.vectors(ids.to(device), mask.to(device))
-        return vectors.float().cpu().numpy()
-
-    def _cut_smaller(self, batch: list[EncodeRequest]) -> Outcome:
-        """Let the batch be tried again in smaller pieces; a single request twice, then no more."""
-        release(self._encoder.device)
-        self._budget = self._budget.after_out_of_memory(_cost(batch))
-        cost = Counters(out_of_memory=1)
-        if len(batch) == 1 and batch[0].id in self._tried_alone:
-            self._tried_alone.discard(batch[0].id)
-            message = f"An input of {len(batch[0].tokens)} tokens does not fit into memory."
-            return Outcome(
-                (Failure(batch[0].id, FailureReason.OUT_OF_MEMORY, message, "input"),), cost
+        def fits(batch: Sequence[Text]) -> bool:
+            longest = len(batch[0].tokens)
+            cost = longest * len(batch)
+            tokens = sum(len(text.tokens) for text in batch)
+            return (
+                len(batch) <= self._max_rows
+                and tokens >= cost * (1 - _MOST_PADDING)
+                and allows(cost, longest)
             )
-        if len(batch) == 1:
-            self._tried_alone.add(batch[0].id)
-        self._waiting.put_back(batch)
-        return Outcome(cost=cost)
 
-    def _in_float32(self, requests: Sequence[EncodeRequest]) -> list[Result]:
-        """Each alone in float32: half precision overflows where float32 does not."""
-        if not requests:
-            return []
-        with widened(self._encoder.model):
-            rows = [self._try([request]) for request in requests]
-        results: list[Result] = []
-        for request, row in zip(requests, rows, strict=True):
-            if row is not None and np.isfinite(row).all():
-                results.append(Embedding(request.id, row[0], len(request.tokens)))
-            else:
-                message = "The model's vector for this input is not finite."
-                results.append(Failure(request.id, FailureReason.NON_FINITE, message, "input"))
-        return results
+        return waiting.take(fits)
 
+    def costs(self, batch: Sequence[Text]) -> list[int]:
+        """The longest text's tokens for each."""
+        return [len(batch[0].tokens)] * len(batch)
 
-def _cost(batch: Sequence[EncodeRequest]) -> int:
-    """Padded tokens: longest × rows; the first of a batch is its longest."""
-    return len(batch[0].tokens) * len(batch)
+    def rows(self, batch: Sequence[Text]) -> list[NDArray[np.float32]]:
+        """What the head makes of each text."""
+        device = self._encoder.device
+        ids, mask = (upload(t, device) for t in _rectangle(batch, self._encoder.pad_id))
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if self._encoder.has_types:
+            inputs["token_type_ids"] = upload(_types(batch, ids.shape[1]), device)
+        made = download(self._encoder.head(self._encoder.hidden(**inputs), ids, mask))
+        if made.ndim == 2:
+            return list(made)
+        return [row[: len(text.tokens)] for row, text in zip(made, batch, strict=True)]
 
 
-def _pad(batch: Sequence[EncodeRequest], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Ids and mask, int64 [rows, longest], padded on the right."""
-    ids = torch.full((len(batch), len(batch[0].tokens)), pad_id, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, request in enumerate(batch):
-        ids[row, : len(request.tokens)] = torch.tensor(request.tokens)
-        mask[row, : len(request.tokens)] = 1
-    return ids, mask
+def _rectangle(batch: Sequence[Text], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask, int64 [rows, longest]."""
+    shape = (len(batch), max(len(text.tokens) for text in batch))
+    ids = np.full(shape, pad_id, dtype=np.int64)
+    mask = np.zeros(shape, dtype=np.int64)
+    for row, text in enumerate(batch):
+        ids[row, : len(text.tokens)] = text.tokens
+        mask[row, : len(text.tokens)] = 1
+    return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def _types(batch: Sequence[Text], longest: int) -> Tensor:
+    """int64 [rows, longest]: 1 for tokens of a pair's second text."""
+    types = np.zeros((len(batch), longest), dtype=np.int64)
+    for row, text in enumerate(batch):
+        if text.first is not None:
+            types[row, text.first : len(text.tokens)] = 1
+    return torch.from_numpy(types)

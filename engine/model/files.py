@@ -81,17 +81,25 @@ def sentence_config(model_dir: Path) -> dict[str, Any]:
     return read_json(transformer_folder(model_dir) / "sentence_bert_config.json")
 
 
-def default_prompt(model_dir: Path) -> str:
-    """What the model's publisher puts before every text; usually empty."""
-    config = read_json(model_dir / "config_sentence_transformers.json")
-    name = config.get("default_prompt_name")
-    if name is None:
-        return ""
-    prompts = config.get("prompts") or {}
-    if name not in prompts:
-        msg = f"{model_dir}: its default prompt {name!r} is not among its prompts"
-        raise ModelLoadError(msg)
-    return str(prompts[name])
+def prompts_of(model_dir: Path) -> dict[str, str]:
+    """What the model's publisher would have put before a text, by name."""
+    stated = read_json(model_dir / "config_sentence_transformers.json").get("prompts") or {}
+    return {str(name): str(prompt) for name, prompt in stated.items()}
+
+
+def default_prompt_name(model_dir: Path) -> str | None:
+    """The prompt that stands before every text for which no other is asked; None for none."""
+    name = read_json(model_dir / "config_sentence_transformers.json").get("default_prompt_name")
+    return None if name is None else str(name)
+
+
+def pools_prompts(model_dir: Path) -> bool:
+    """Whether a text's vector is pooled from its prompt's tokens too, as is usual."""
+    return all(
+        read_json(module.folder / "config.json").get("include_prompt", True)
+        for module in modules_of(model_dir) or ()
+        if module.type.endswith(".Pooling")
+    )
 
 
 def context_length_of(model_dir: Path) -> int | None:
@@ -119,6 +127,14 @@ def position_limit(model_dir: Path) -> int | None:
     if config.get("model_type") in _OFFSET_POSITIONS:
         return int(found) - int(config.get("pad_token_id", 1)) - 1
     return int(found)
+
+
+def first_position(model_dir: Path) -> int:
+    """The position of a text's first token."""
+    config = read_json(transformer_folder(model_dir) / "config.json")
+    if config.get("model_type") not in _OFFSET_POSITIONS:
+        return 0
+    return int(config.get("pad_token_id", 1)) + 1
 
 
 def _parse(path: Path) -> Any:  # noqa: ANN401 whatever JSON the file holds; the callers check it

@@ -8,23 +8,34 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.utils import logging as transformers_logging
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Kind, Quantize
 from engine.errors import ModelLoadError
 from engine.model.files import (
     context_length_of,
+    first_position,
     position_limit,
     sentence_config,
     transformer_folder,
 )
-from engine.model.pooling import Head, read_head
+from engine.model.heads import Head, read_head
+from engine.model.int8 import quantize_
+from engine.model.linear import prepack_
+from engine.model.pooling import EmbeddingHead
 from engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -37,21 +48,24 @@ _PROBES = ["Hello, World!  Two  spaces", "naïve café — 東京 🙂", "1234.5
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A model that turns padded token ids into vectors."""
+    """A transformer that reads token ids, and the head that makes of it what is asked for."""
 
-    model: Any  # a transformers PreTrainedModel
-    accepts: frozenset[str]  # names of its forward's arguments
+    model: Any  # the transformer, a PreTrainedModel
+    whole: Any  # the model as loaded, its head included
+    accepts: frozenset[str]  # names of the transformer's arguments
     head: Head
     device: torch.device
     pad_id: int
     vocab_size: int
     context_length: int
+    first_position: int  # of a text's first token
+    has_types: bool  # whether tokens of a pair's second text are marked
 
-    def vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """ids, mask: int64 [rows, length], padded on the right. Returns float32 [rows, dims]."""
+    def hidden(self, **inputs: Any) -> Tensor:  # noqa: ANN401 tensors, and the layout of a pack
+        """The last hidden states, [rows, length, width], of ids [rows, length]."""
         options = {"use_cache": False} if "use_cache" in self.accepts else {}
-        hidden = self.model(input_ids=ids, attention_mask=mask, **options).last_hidden_state
-        return self.head(hidden, mask)
+        hidden: Tensor = self.model(**inputs, **options).last_hidden_state
+        return hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +104,30 @@ class Decoder:
 
 
 def load_encoder(config: EngineConfig) -> Encoder:
-    """The embedding model in a folder. Raises ModelLoadError where it cannot be run rightly."""
+    """The encoder in a folder. Raises ModelLoadError where it cannot be run rightly."""
     device = _device(config.device)
     _check_sentence_config(config)
-    model = _load(AutoModel, config, device)
-    _check_tokenizer(config, Tokenizer.from_dir(config.model))
+    whole = _load(_auto_class(config.kind), config, device)
+    tokenizer = Tokenizer.from_dir(config.model)
+    _check_tokenizer(config, tokenizer)
+    head = read_head(config, whole, device)
+    if isinstance(head, EmbeddingHead) and "lasttoken" in head.modes:
+        _check_ends(config, whole, tokenizer)
+    model = whole if config.kind is Kind.EMBED else whole.base_model
+    _speed_up(model, config.quantize)
     return Encoder(
         model=model,
+        whole=whole,
         accepts=frozenset(inspect.signature(model.forward).parameters),
-        head=read_head(
-            config.model,
-            width=int(model.config.get_text_config().hidden_size),
-            pooling=config.pooling,
-            device=device,
-        ),
+        head=head,
         device=device,
         pad_id=_pad_id(model),
         vocab_size=_vocab_size(model),
         context_length=_context_length(config),
+        first_position=first_position(config.model),
+        has_types=getattr(model.config, "type_vocab_size", None) is not None
+        and model.config.type_vocab_size > 1
+        and "token_type_ids" in inspect.signature(model.forward).parameters,
     )
 
 
@@ -132,6 +152,31 @@ def load_decoder(config: EngineConfig) -> Decoder:
         msg = f"{config.model}: models with recurrent layers are not supported"
         raise ModelLoadError(msg)
     return decoder
+
+
+def _auto_class(kind: Kind) -> Any:  # noqa: ANN401 transformers' Auto classes share no type
+    match kind:
+        case Kind.EMBED:
+            return AutoModel
+        case Kind.CLASSIFY | Kind.SCORE:
+            return AutoModelForSequenceClassification
+        case Kind.TOKEN_CLASSIFY:
+            return AutoModelForTokenClassification
+        case Kind.GENERATE:
+            return AutoModelForCausalLM
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _speed_up(model: Any, quantize: Quantize | None) -> None:  # noqa: ANN401 a PreTrainedModel
+    """Put faster linear layers in the place of the model's own."""
+    match quantize:
+        case Quantize.INT8:
+            quantize_(model)
+        case None:
+            prepack_(model)
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _load(auto: Any, config: EngineConfig, device: torch.device) -> Any:  # noqa: ANN401 transformers' Auto classes share no type
@@ -221,14 +266,32 @@ def _eos_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:  # noqa: ANN40
     return frozenset(ids)
 
 
+def _check_ends(config: EngineConfig, model: Any, tokenizer: Tokenizer) -> None:  # noqa: ANN401 a PreTrainedModel
+    """Refuse vectors made of a last token that is not the one that ends a text."""
+    stated = model.config.get_text_config().eos_token_id
+    known = {stated} if isinstance(stated, int) else set(stated or ())
+    if tokenizer.eos_id is not None:
+        known.add(tokenizer.eos_id)
+    if tokenizer.encode(["a"])[0][-1] not in known:
+        msg = (
+            f"{config.model} makes its vectors of the last token, but its tokenizer does not put"
+            " the one that ends a text there"
+        )
+        raise ModelLoadError(msg)
+
+
 def _check_sentence_config(config: EngineConfig) -> None:
     """Refuse what sentence-transformers could be told about the transformer and we do not do."""
     stated = sentence_config(config.model)
-    text_only = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+    task, output, module_output = (
+        ("feature-extraction", "last_hidden_state", "token_embeddings")
+        if config.kind is Kind.EMBED
+        else ("sequence-classification", "logits", "scores")
+    )
     expected: dict[str, tuple[object, ...]] = {
-        "transformer_task": ("feature-extraction",),
-        "modality_config": (text_only,),
-        "module_output_name": ("token_embeddings",),
+        "transformer_task": (task,),
+        "modality_config": ({"text": {"method": "forward", "method_output_name": output}},),
+        "module_output_name": (module_output,),
         "unpad_inputs": (None, False),
     }
     for name, value in stated.items():

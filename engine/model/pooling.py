@@ -14,8 +14,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.model.files import ModuleEntry, default_prompt, modules_of, read_json
+from engine.model.files import (
+    ModuleEntry,
+    modules_of,
+    pools_prompts,
+    prompts_of,
+    read_json,
+    transformer_folder,
+)
+from engine.model.rows import in_groups
+from engine.model.scores import Activation
 
 Stage = Callable[[Tensor], Tensor]  # [rows, dims] → [rows, dims']
 
@@ -40,17 +50,19 @@ _ACTIVATIONS: dict[str, Stage] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """All that follows the transformer; computes in float32."""
+class EmbeddingHead:
+    """What makes one vector of a text's hidden states; computes in float32."""
 
     modes: tuple[str, ...]
     stages: tuple[Stage, ...]
     dimensions: int
+    smaller_dimensions: tuple[int, ...]
+    normalizes: bool
+    labels: tuple[str, ...] = ()
+    activation: Activation = Activation.IDENTITY
 
-    def __call__(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """hidden: [rows, length, width]; mask: [rows, length], 1 for a token, 0 for padding on
-        the right. Returns float32 [rows, dimensions].
-        """
+    def __call__(self, hidden: Tensor, ids: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002 Head's form
+        """As `heads.Head` says: float32 [n, dimensions]."""
         hidden = hidden.float()
         vectors = torch.cat([pool(mode, hidden, mask) for mode in self.modes], dim=-1)
         for stage in self.stages:
@@ -82,26 +94,46 @@ def pool(mode: str, hidden: Tensor, mask: Tensor) -> Tensor:
             raise ModelLoadError(msg)
 
 
-def read_head(model_dir: Path, *, width: int, pooling: str | None, device: torch.device) -> Head:
+def read_embedding_head(config: EngineConfig, *, width: int, device: torch.device) -> EmbeddingHead:
     """The head of a model whose transformer makes vectors of `width`.
 
-    `pooling` is what the catalog says for a model whose files say nothing. Raises ModelLoadError
-    where neither says it, where they disagree, and for everything unknown.
+    Raises ModelLoadError where neither the model's files nor the catalog say how it pools, where
+    they disagree, and for everything unknown.
     """
+    modes, stages, dimensions, normalizes = _parts(config, width, device)
+    own = read_json(config.model / "config_sentence_transformers.json").get("truncate_dim")
+    if own is not None:  # its publisher cuts every vector
+        dimensions = min(int(own), dimensions)
+        stages += (lambda vectors: vectors[:, :dimensions], *([_normalize] if normalizes else []))
+    return EmbeddingHead(
+        modes=modes,
+        stages=stages,
+        dimensions=dimensions,
+        smaller_dimensions=_smaller_dimensions(config, dimensions),
+        normalizes=normalizes,
+    )
+
+
+def _parts(
+    config: EngineConfig, width: int, device: torch.device
+) -> tuple[tuple[str, ...], tuple[Stage, ...], int, bool]:
+    """Modes, stages, the vectors' length and whether they are normalised."""
+    model_dir, pooling = config.model, config.pooling
     modules = modules_of(model_dir)
     if modules is None:
         if pooling is None:
             msg = f"{model_dir} has no modules.json, so the catalog must name its pooling"
             raise ModelLoadError(msg)
         _known_modes((pooling,), "the catalog")
-        return Head(modes=(pooling,), stages=(_normalize,), dimensions=width)
+        return (pooling,), (_normalize,), width, True
     names = [_class_name(module) for module in modules]
     if names[:2] != ["Transformer", "Pooling"]:
         msg = f"{model_dir}: expected Transformer and Pooling first in modules.json, found {names}"
         raise ModelLoadError(msg)
-    modes = _pooling_modes(
-        modules[1].folder / "config.json", has_prompt=bool(default_prompt(model_dir))
-    )
+    modes = _pooling_modes(modules[1].folder / "config.json")
+    if not pools_prompts(model_dir) and any(prompts_of(model_dir).values()):
+        msg = f"{model_dir}: leaving the prompt out of the pooling is not supported"
+        raise ModelLoadError(msg)
     if pooling is not None and (pooling,) != modes:
         msg = f"the catalog says pooling {pooling!r}, but {model_dir} says {', '.join(modes)}"
         raise ModelLoadError(msg)
@@ -110,7 +142,20 @@ def read_head(model_dir: Path, *, width: int, pooling: str | None, device: torch
     for name, module in zip(names[2:], modules[2:], strict=True):
         stage, dimensions = _stage(name, module.folder, dimensions, device)
         stages.append(stage)
-    return Head(modes=modes, stages=tuple(stages), dimensions=dimensions)
+    after = [name for name in names if name != "Dropout"]
+    return modes, tuple(stages), dimensions, after[-1] == "Normalize"
+
+
+def _smaller_dimensions(config: EngineConfig, dimensions: int) -> tuple[int, ...]:
+    """What the model's config.json and the catalog list, below the vectors' own length."""
+    path = transformer_folder(config.model) / "config.json"
+    stated = read_json(path).get("matryoshka_dimensions") or ()
+    for size in config.dimensions:
+        if not 0 < size <= dimensions:
+            msg = f"the catalog lists {size} dimensions, but {config.model} has {dimensions}"
+            raise ModelLoadError(msg)
+    listed = {int(size) for size in (*stated, *config.dimensions)}
+    return tuple(sorted(size for size in listed if 0 < size < dimensions))
 
 
 def _class_name(module: ModuleEntry) -> str:
@@ -120,13 +165,10 @@ def _class_name(module: ModuleEntry) -> str:
     return module.type.rsplit(".", 1)[-1]
 
 
-def _pooling_modes(path: Path, *, has_prompt: bool) -> tuple[str, ...]:
+def _pooling_modes(path: Path) -> tuple[str, ...]:
     config = read_json(path)
     known = {*_SWITCHES, "word_embedding_dimension", "embedding_dimension", "pooling_mode"}
     _refuse_unknown(path, config, known | {"include_prompt"})
-    if config.get("include_prompt", True) is False and has_prompt:
-        msg = f"{path}: leaving the prompt out of the pooling is not supported"
-        raise ModelLoadError(msg)
     stated = config.get("pooling_mode")
     if stated is None:
         stated = [mode for switch, mode in _SWITCHES.items() if config.get(switch)]
@@ -189,7 +231,7 @@ def _dense(folder: Path, config: dict[str, Any], device: torch.device) -> Stage:
         raise ModelLoadError(msg)
     weights = _weights(folder, device)
     weight, bias = weights["linear.weight"], weights.get("linear.bias")
-    return lambda x: activation(functional.linear(x, weight, bias))
+    return lambda x: in_groups(lambda rows: activation(functional.linear(rows, weight, bias)), x)
 
 
 def _weights(folder: Path, device: torch.device) -> dict[str, Tensor]:

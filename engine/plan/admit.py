@@ -1,6 +1,7 @@
 """May this request run at all? Everything a client can cure is found here, before the model."""
 
 import math
+from collections.abc import Sequence
 from typing import assert_never
 
 from engine.config import Kind
@@ -8,27 +9,67 @@ from engine.request import EncodeRequest, Failure, FailureReason, GenerateReques
 
 
 def refusal(
-    request: Request, *, kind: Kind, context_length: int, vocab_size: int
+    request: Request,
+    *,
+    kind: Kind,
+    context_length: int,
+    vocab_size: int,
+    dimensions: Sequence[int] = (),
 ) -> Failure | None:
-    """Why the request cannot run, or None."""
+    """Why the request cannot run, or None; `dimensions` are the lengths its vectors may have."""
     match request:
         case EncodeRequest():
-            return _refuse_embed(request, kind, context_length, vocab_size)
+            return _refuse_encode(request, kind, context_length, vocab_size, dimensions)
         case GenerateRequest():
             return _refuse_generate(request, kind, context_length, vocab_size)
         case unreachable:
             assert_never(unreachable)
 
 
-def _refuse_embed(
-    request: EncodeRequest, kind: Kind, context_length: int, vocab_size: int
+def _refuse_encode(
+    request: EncodeRequest,
+    kind: Kind,
+    context_length: int,
+    vocab_size: int,
+    dimensions: Sequence[int],
 ) -> Failure | None:
-    if kind is not Kind.EMBED:
-        return _invalid(request, "This model does not make embeddings.", None)
+    if kind is Kind.GENERATE:
+        return _invalid(request, "This model generates text and encodes none.", None)
     length = len(request.tokens)
     if length > context_length:
         return _too_long(request, context_length, f"the input has {length} tokens", "input")
-    return _refuse_tokens(request, request.tokens, vocab_size, "input")
+    return (
+        _refuse_tokens(request, request.tokens, vocab_size, "input")
+        or _refuse_first(request, kind)
+        or _refuse_dimensions(request, dimensions)
+    )
+
+
+def _refuse_first(request: EncodeRequest, kind: Kind) -> Failure | None:
+    if request.first is None:
+        return None
+    if kind not in (Kind.CLASSIFY, Kind.SCORE):
+        return _invalid(request, "This model reads single texts, not pairs.", "input")
+    if not 0 <= request.first <= len(request.tokens):
+        message = (
+            f"The first text of a pair cannot have {request.first} of {len(request.tokens)} tokens."
+        )
+        return _invalid(request, message, "input")
+    return None
+
+
+def _refuse_dimensions(request: EncodeRequest, dimensions: Sequence[int]) -> Failure | None:
+    if request.dimensions is None or request.dimensions in dimensions:
+        return None
+    if not dimensions:
+        return _invalid(request, "This model makes no vectors.", "dimensions")
+    *others, last = map(str, dimensions)
+    sizes = f"{', '.join(others)} or {last}" if others else last
+    message = (
+        f"Invalid value for 'dimensions': this model makes vectors of {sizes} dimensions, "
+        f"not of {request.dimensions}."
+    )
+    return _invalid(request, message, "dimensions")
 
 
 def _refuse_generate(

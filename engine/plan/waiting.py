@@ -68,6 +68,25 @@ class Waiting(Generic[T]):
         self._groups = deque(group for group in self._groups if group)
         return batch
 
+    def take_pack(self, allows: Callable[[int, int], bool]) -> list[T]:
+        """Take the next batch of whatever lengths, longest first; empty when nothing waits.
+
+        `allows` is asked whether so many tokens may go together, and a longest of so many. The
+        first request is taken without asking.
+        """
+        batch: list[T] = []
+        longest = tokens = 0
+        while self._groups:
+            group = self._groups[0]
+            length = self._length(group[-1])
+            longest, tokens = max(longest, length), tokens + length
+            if batch and not allows(tokens, longest):
+                break
+            batch.append(group.pop())
+            if not group:
+                self._groups.popleft()
+        return sorted(batch, key=self._length, reverse=True)
+
     def _fill(
         self,
         batch: list[T],

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from service import clock, logs
-from service.api import batches, files, health, models, uploads, webhooks
+from service.api import batches, files, health, metrics, models, uploads, webhooks
 from service.api.deps import Parts
 from service.api.document import document
 from service.api.envelope import Envelope
@@ -58,7 +58,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.parts = Parts(settings, database, storage, waker, catalog, limiter, sender)
-    for module in (files, uploads, batches, webhooks, models, health):
+    for module in (files, uploads, batches, webhooks, models, health, metrics):
         app.include_router(module.router)
     made = document(app)
     app.openapi = lambda: made  # type: ignore[method-assign] # FastAPI's own documented way

@@ -219,7 +219,7 @@ def list_lines(
 
 
 def _check_endpoint(catalog: Catalog, endpoint: str) -> None:
-    served = {name for model in catalog.models for name in endpoints_of(model.kind)}
+    served = {name for model in catalog.models for name in endpoints_of(model)}
     if endpoint not in served:
         raise BadRequest(
             f"Invalid value for 'endpoint': '{endpoint[:64]}'. Served here: "

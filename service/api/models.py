@@ -17,6 +17,9 @@ LIVE_CALLS = (
     "/v1/embeddings",
     "/v1/responses",
     "/v1/moderations",
+    "/v1/classify",
+    "/v1/score",
+    "/v1/rerank",
 )
 
 router = APIRouter(tags=["Models"])

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictInt
 
-from service.bodies.parameters import Body, Text, Tokens
+from service.bodies.parameters import Body, Text, Tokens, Truncate
 
 
 class EmbeddingsBody(Body):
@@ -13,3 +13,6 @@ class EmbeddingsBody(Body):
     input: Annotated[list[Text] | list[Tokens], Field(min_length=1)]
     dimensions: Annotated[StrictInt, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
+    # Ours.
+    prompt_name: Text | None = None
+    truncate: Truncate = None

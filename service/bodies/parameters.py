@@ -42,6 +42,9 @@ Metadata = Annotated[
     ],
     Field(max_length=MAX_METADATA_PAIRS),
 ]
+Truncate = StrictBool | None
+"""Ours: what is over the context is cut, and reported in the usage, instead of being refused."""
+
 Object = dict[StrictStr, Any]
 
 

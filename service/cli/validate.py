@@ -12,7 +12,7 @@ import typer
 from service import lines
 from service.bodies import check
 from service.bodies.check import InvalidBody, Rules
-from service.catalog import Catalog, CatalogError, ModelKind, endpoints_of
+from service.catalog import Catalog, CatalogError, ModelKind
 from service.cli.console import CommandError, say
 from service.jsonl import RawLine, split
 from service.lines import LineError, ValidLine
@@ -44,7 +44,7 @@ def validate(path: Path, endpoint: str, *, as_json: bool) -> None:
         catalog = Catalog.load(limits.catalog)
     except CatalogError as error:
         raise CommandError(str(error)) from error
-    known = sorted({name for kind in ModelKind for name in endpoints_of(kind)})
+    known = sorted(check.SHAPES)
     if endpoint not in known:
         raise CommandError(f"{endpoint} is no endpoint of a batch; there are: {', '.join(known)}.")
     costs: set[Fails] = set()
@@ -81,8 +81,10 @@ def findings(
             yield _of_file(lines.duplicate(custom_id, found.number))
         elif custom_id is not None:
             seen.add(custom_id)
-        if isinstance(checked, ValidLine) and found.raw is not None:
-            yield from _of_body(found.raw, found.number, endpoint, rules)
+        if isinstance(checked, ValidLine):
+            model = catalog.get(checked.model)
+            if model is not None:
+                yield from _of_body(found, endpoint, rules, model.kind)
     if requests == 0:
         yield _of_file(lines.EMPTY_FILE)
     if requests > limits.max_lines:
@@ -105,12 +107,14 @@ def _custom_id(found: RawLine, checked: ValidLine | LineError) -> str | None:
     return None if found.raw is None else lines.custom_id_of(found.raw)
 
 
-def _of_body(raw: bytes, line: int, endpoint: str, rules: Rules) -> Iterator[Finding]:
+def _of_body(found: RawLine, endpoint: str, rules: Rules, kind: ModelKind) -> Iterator[Finding]:
     try:
-        check.body(orjson.loads(raw)["body"], endpoint=endpoint, rules=rules)
+        check.body(
+            orjson.loads(found.raw or b"")["body"], endpoint=endpoint, rules=rules, kind=kind
+        )
     except InvalidBody as invalid:
         fault = invalid.fault
-        yield Finding(line, fault.code, fault.param, fault.message, Fails.LINE)
+        yield Finding(found.number, fault.code, fault.param, fault.message, Fails.LINE)
 
 
 def _of_file(error: LineError) -> Finding:

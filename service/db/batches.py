@@ -358,6 +358,7 @@ def end(
     *,
     output: File | None,
     errors: File | None,
+    spread: lines.Spread,
     now: datetime,
 ) -> BatchStatus:
     """The terminal status together with the files: no reader sees one without the other."""
@@ -372,6 +373,8 @@ def end(
         .values(
             output_file_id=None if output is None else output.id,
             error_file_id=None if errors is None else errors.id,
+            p50_ms=spread.p50_ms,
+            p95_ms=spread.p95_ms,
         )
     )
     queue.add_stage(session, batch_id, StageName.CLEAN, now)

@@ -1,7 +1,7 @@
 """How do request lines come in, get their answers, and freeze? By COPY and set-based UPDATEs."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -41,7 +41,10 @@ class PendingLine:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A line's final answer and where its response line stands in the part (bytes)."""
+    """A line's final answer and where its response line stands in the part (bytes).
+
+    `engine_ms` is null where no engine answered.
+    """
 
     line: int
     state: LineState
@@ -50,8 +53,43 @@ class Answer:
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    engine_ms: float | None
     part_offset: int
     part_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What lines cost the engine, as the batch's columns of these names hold it.
+
+    `computed_tokens` went through the model, `useful_tokens` of them for the texts' own sake;
+    `engine_s` is their share of its time. `engine_rows` sequences filled `engine_steps` steps: one
+    that shared its step with three others counts as a quarter of a step.
+    """
+
+    computed_tokens: int = 0
+    useful_tokens: int = 0
+    engine_s: float = 0.0
+    engine_rows: int = 0
+    engine_steps: float = 0.0
+
+    def __add__(self, other: "Effort") -> "Effort":
+        """Both, field by field."""
+        return Effort(
+            self.computed_tokens + other.computed_tokens,
+            self.useful_tokens + other.useful_tokens,
+            self.engine_s + other.engine_s,
+            self.engine_rows + other.engine_rows,
+            self.engine_steps + other.engine_steps,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How long the engine took for a line of a batch, in ms; None where it answered none."""
+
+    p50_ms: float | None
+    p95_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +102,7 @@ class NewPart:
     model: str
     standard_cost: Decimal
     paid_cost: Decimal
+    effort: Effort
 
 
 def copy_in(session: Session, batch_id: UUID, rows: Iterable[NewLine]) -> int:
@@ -212,15 +251,15 @@ _ANSWER = text(
     SET state = answer.state, attempts = line.attempts + 1, next_try_at = NULL,
         status_code = answer.status_code, error_code = answer.error_code,
         input_tokens = answer.input_tokens, cached_tokens = answer.cached_tokens,
-        output_tokens = answer.output_tokens, part_id = :part_id,
+        output_tokens = answer.output_tokens, engine_ms = answer.engine_ms, part_id = :part_id,
         part_offset = answer.part_offset, part_length = answer.part_length
     FROM unnest(
         CAST(:line AS integer[]), CAST(:state AS text[]), CAST(:status_code AS smallint[]),
         CAST(:error_code AS text[]), CAST(:input_tokens AS integer[]),
         CAST(:cached_tokens AS integer[]), CAST(:output_tokens AS integer[]),
-        CAST(:part_offset AS bigint[]), CAST(:part_length AS integer[])
+        CAST(:engine_ms AS real[]), CAST(:part_offset AS bigint[]), CAST(:part_length AS integer[])
     ) AS answer(line, state, status_code, error_code, input_tokens, cached_tokens,
-                output_tokens, part_offset, part_length)
+                output_tokens, engine_ms, part_offset, part_length)
     WHERE line.batch_id = :batch_id AND line.line = answer.line AND line.state = 'pending'
     """
 )
@@ -264,6 +303,7 @@ def record(
             output_tokens=Batch.output_tokens + used["output_tokens"],
             standard_cost=Batch.standard_cost + part.standard_cost,
             paid_cost=Batch.paid_cost + part.paid_cost,
+            **{name: getattr(Batch, name) + more for name, more in asdict(part.effort).items()},
         )
     )
     session.execute(
@@ -327,10 +367,13 @@ def freeze(session: Session, batch_id: UUID, state: LineState) -> None:
     )
 
 
-def longest_answer(session: Session, batch_id: UUID) -> int:
-    """Bytes of the batch's longest response line so far."""
-    longest = select(func.max(RequestLine.part_length)).where(RequestLine.batch_id == batch_id)
-    return session.scalar(longest) or 0
+def measure(session: Session, batch_id: UUID) -> tuple[int, Spread]:
+    """Bytes of the batch's longest response line, and the spread of its lines' time; one scan."""
+    halves = func.percentile_disc([0.5, 0.95]).within_group(RequestLine.engine_ms)
+    longest, spread = session.execute(
+        select(func.max(RequestLine.part_length), halves).where(RequestLine.batch_id == batch_id)
+    ).one()
+    return longest or 0, Spread(*(spread or (None, None)))
 
 
 def unanswered(session: Session, batch_id: UUID) -> Iterator[tuple[int, str, LineState]]:

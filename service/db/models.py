@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    REAL,
     BigInteger,
     CheckConstraint,
     ForeignKey,
@@ -105,6 +106,7 @@ class Batch(Base):
         ),
         CheckConstraint("completed + failed <= total", name="counts"),
         CheckConstraint("least(total, completed, failed) >= 0", name="counts_positive"),
+        CheckConstraint("useful_tokens <= computed_tokens", name="useful"),
         CheckConstraint("(status = 'completed') = (completed_at IS NOT NULL)", name="completed"),
         CheckConstraint("(status = 'failed') = (failed_at IS NOT NULL)", name="failed"),
         CheckConstraint("(status = 'expired') = (expired_at IS NOT NULL)", name="expired"),
@@ -150,6 +152,15 @@ class Batch(Base):
     output_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
     standard_cost: Mapped[Decimal] = mapped_column(Numeric(24, 12), default=Decimal(0))
     paid_cost: Mapped[Decimal] = mapped_column(Numeric(24, 12), default=Decimal(0))
+    # What the answered lines cost the engine (`service.db.lines.Effort`).
+    computed_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    useful_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    engine_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    engine_rows: Mapped[int] = mapped_column(default=0, server_default="0")
+    engine_steps: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    # Of a line's engine_ms; known once the batch has ended.
+    p50_ms: Mapped[float | None]
+    p95_ms: Mapped[float | None]
     # The first `max_errors` validation errors, and how many there were.
     errors: Mapped[list[dict[str, Any]] | None]
     error_count: Mapped[int] = mapped_column(default=0)
@@ -278,6 +289,9 @@ class RequestLine(Base):
     input_tokens: Mapped[int | None]
     cached_tokens: Mapped[int | None]
     output_tokens: Mapped[int | None]
+    # Its share of the engine's time; null unless it succeeded. A fraction: on a GPU most lines take
+    # less than a millisecond.
+    engine_ms: Mapped[float | None] = mapped_column(REAL)
     # Where the response line stands, once there is one.
     part_id: Mapped[UUID | None]
     part_offset: Mapped[int | None] = mapped_column(BigInteger)
@@ -293,6 +307,8 @@ class Worker(Base):
     models: Mapped[list[str]]
     started_at: Mapped[datetime]
     heartbeat_at: Mapped[datetime]
+    # By model id, what `service.db.workers.Figures` holds, as of the heartbeat.
+    figures: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
 
 
 class ModelSpeed(Base):

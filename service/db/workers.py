@@ -1,7 +1,9 @@
-"""Which engine workers live, and how fast do they run each model?"""
+"""Which engine workers live, what have they done, and how fast do they run each model?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -10,16 +12,83 @@ from sqlalchemy.orm import Session
 from service.db.models import ModelSpeed, Worker
 
 
-def beat(session: Session, name: str, models: Sequence[str], now: datetime) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one worker's engine of one model has done since the worker started, and how it runs.
+
+    `computed_tokens` went through the model, `padding_tokens` of them for no text's sake.
+    `busy_s` is the time of its steps, `idle_s` that in which it had nothing to do although shards
+    were open. The percentiles are of the last lines' shares of its time, in seconds.
+
+    Every field has a default: workers of another version write what they know.
+    """
+
+    path: str = ""
+    same_bytes: bool = False
+    token_budget: int = 0
+    memory_bytes: int | None = None
+    requests: int = 0
+    failures: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    computed_tokens: int = 0
+    padding_tokens: int = 0
+    steps: int = 0
+    rows: int = 0
+    twins: int = 0
+    out_of_memory: int = 0
+    non_finite: int = 0
+    queue_depth: int = 0
+    open_shards: int = 0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    tokens_per_s: float | None = None
+    lines: int = 0
+    lines_s: float = 0.0
+    line_p50_s: float | None = None
+    line_p95_s: float | None = None
+
+
+_KNOWN = frozenset(field.name for field in fields(Figures))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWorker:
+    """A worker as its last heartbeat shows it; `figures` by model."""
+
+    name: str
+    started_at: datetime
+    heartbeat_at: datetime
+    figures: Mapping[str, Figures]
+
+
+def beat(session: Session, name: str, figures: Mapping[str, Figures], now: datetime) -> None:
     """The worker is alive and serves these models."""
-    statement = insert(Worker).values(
-        name=name, models=list(models), started_at=now, heartbeat_at=now
-    )
+    values = {
+        "models": list(figures),
+        "heartbeat_at": now,
+        "figures": {model: asdict(each) for model, each in figures.items()},
+    }
     session.execute(
-        statement.on_conflict_do_update(
-            index_elements=["name"], set_={"heartbeat_at": now, "models": list(models)}
-        )
+        insert(Worker)
+        .values(name=name, started_at=now, **values)
+        .on_conflict_do_update(index_elements=["name"], set_=values)
     )
+
+
+def living(session: Session) -> list[LiveWorker]:
+    """Every worker that has not been forgotten."""
+    return [
+        LiveWorker(row.name, row.started_at, row.heartbeat_at, _figures(row.figures))
+        for row in session.scalars(select(Worker).order_by(Worker.name))
+    ]
+
+
+def _figures(written: dict[str, Any]) -> Mapping[str, Figures]:
+    return {
+        model: Figures(**{name: value for name, value in each.items() if name in _KNOWN})
+        for model, each in written.items()
+    }
 
 
 def leave(session: Session, name: str) -> None:

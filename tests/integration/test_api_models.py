@@ -64,6 +64,9 @@ def test_a_live_embedding_says_how_to_submit_a_batch(api: Api) -> None:
         "/v1/embeddings",
         "/v1/responses",
         "/v1/moderations",
+        "/v1/classify",
+        "/v1/score",
+        "/v1/rerank",
     ],
 )
 def test_every_live_call_is_404_batch_only(api: Api, path: str) -> None:

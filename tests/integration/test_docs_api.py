@@ -189,6 +189,8 @@ def test_a_route_has_its_section_with_both_examples(route: str) -> None:
     method, path = route.split(" ")
     if path.startswith("/health/"):
         assert f"`{route}`" in section("## Health")
+    elif path == "/metrics":
+        assert f"`{route}`" in section("## Metrics")
     elif route in {f"POST {each}" for each in LIVE_CALLS}:
         assert f"{path}`" in section("## Live calls")
     else:

@@ -13,6 +13,7 @@ from service import doctor
 from service.batch import BatchStatus, ShardState, StageName
 from service.db import session, workers
 from service.db.models import Batch, RequestLine, Shard, Stage
+from service.db.workers import Figures
 from service.doctor import Finding, Patient
 from service.ids import Prefix, new_id, show
 from service.places import part_key, parts_prefix, read_key, result_key
@@ -29,7 +30,7 @@ def small(pipeline: Pipeline) -> Pipeline:
     pipeline.resources.storage.delete(pipeline.resources.storage.list(""))
     with pipeline.resources.database.transaction() as transaction:
         now = session.now(transaction)
-        workers.beat(transaction, pipeline.resources.name, ["stub-embed"], now)
+        workers.beat(transaction, pipeline.resources.name, {"stub-embed": Figures()}, now)
     return pipeline.having(shard_s=0.002, flush_s=0.000_001)
 
 
@@ -222,7 +223,8 @@ def test_lines_in_no_shard_get_one_of_their_model(small: Pipeline) -> None:
     small.plan()
     with small.resources.database.transaction() as transaction:
         now = session.now(transaction)
-        workers.beat(transaction, small.resources.name, ["stub-embed", "stub-other"], now)
+        figures = {"stub-embed": Figures(), "stub-other": Figures()}
+        workers.beat(transaction, small.resources.name, figures, now)
         transaction.execute(update(Shard).values(state=ShardState.DEAD))
     said = mended(small, "batches")
     assert "3 lines stand in no shard" in said

@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
-from openai.types import Completion, CreateEmbeddingResponse
+from openai.types import Completion, CreateEmbeddingResponse, ModerationCreateResponse
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
@@ -22,6 +22,7 @@ SHAPES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "/v1/completions": (Completion, {"model": "stub-chat", "prompt": "hello"}),
     "/v1/responses": (Response, {"model": "stub-chat", "input": "hello"}),
     "/v1/embeddings": (CreateEmbeddingResponse, {"model": "stub-embed", "input": "hello"}),
+    "/v1/moderations": (ModerationCreateResponse, {"model": "stub-classify", "input": "hello"}),
 }
 
 
@@ -34,7 +35,7 @@ def run(pipeline: Pipeline, endpoint: str, *bodies: dict[str, Any]) -> Any:
         for n, body in enumerate(bodies)
     ]
     batch_id = pipeline.submit(lines, endpoint=endpoint)
-    pipeline.run("stub-embed", "stub-chat")
+    pipeline.run("stub-embed", "stub-chat", "stub-classify")
     assert pipeline.batch(batch_id).status == BatchStatus.COMPLETED
     invariants.check(pipeline, batch_id)
     return batch_id
@@ -144,6 +145,7 @@ def test_a_limit_over_the_context_is_named_as_the_client_named_it(
         ("/v1/completions", "prompt", "x" * 40_000),
         ("/v1/responses", "input", "x" * 40_000),
         ("/v1/embeddings", "input", "x" * 40_000),
+        ("/v1/moderations", "input", "x" * 100),
     ],
 )
 def test_a_text_over_the_context_is_named_as_the_client_named_it(

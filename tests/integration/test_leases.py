@@ -53,11 +53,12 @@ def new_part(lease: Lease, sequence: int = 0) -> lines.NewPart:
         model="stub-embed",
         standard_cost=Decimal("0.5"),
         paid_cost=Decimal("0.25"),
+        effort=lines.Effort(8, 7, 0.25, 1, 0.5),
     )
 
 
 def an_answer(line: int = 1) -> lines.Answer:
-    return lines.Answer(line, LineState.SUCCEEDED, 200, None, 7, 0, 0, 13, 5)
+    return lines.Answer(line, LineState.SUCCEEDED, 200, None, 7, 0, 0, 2.5, 13, 5)
 
 
 def record(transaction: Session, lease: Lease, now: datetime) -> None:

@@ -79,10 +79,11 @@ def routes(server: Server) -> list[Route]:
     ]
 
 
-def test_every_route_but_health_asks_for_a_key(api: Api, routes: list[Route]) -> None:
+def test_every_route_but_health_and_metrics_asks_for_a_key(api: Api, routes: list[Route]) -> None:
     assert [route.shown for route in routes if route.role is None] == [
         "GET /health/live",
         "GET /health/ready",
+        "GET /metrics",
     ]
     with httpx.Client(base_url=api.url) as nobody:
         for route in routes:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from service.batch import TERMINAL, BatchStatus, ShardState, StageName
 from service.db import batches, queue, session, workers
 from service.db.models import Batch, File, Worker
+from service.db.workers import Figures
 from service.storage import Storage
 from service.wake import engine_queue
 from tests import invariants
@@ -198,8 +199,8 @@ def test_a_worker_not_heard_of_is_forgotten(pipeline: Pipeline) -> None:
     lease = pipeline.resources.settings.lease
     with pipeline.resources.database.transaction() as transaction:
         now = session.now(transaction)
-        workers.beat(transaction, "gone", ["a"], now - lease * (tick.SILENT_LEASES + 1))
-        workers.beat(transaction, "here", ["b"], now)
+        workers.beat(transaction, "gone", {"a": Figures()}, now - lease * (tick.SILENT_LEASES + 1))
+        workers.beat(transaction, "here", {"b": Figures()}, now)
         assert workers.served(transaction) == {"a", "b"}
     tick.tick(pipeline.resources)
     with pipeline.resources.database.transaction() as transaction:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,20 +23,21 @@ from service.ids import Prefix
 from tests.typed import exactly
 from worker.answers import (
     NEVER_RAN,
-    embedded,
-    generated,
+    Answered,
+    answered,
     never_ran_line,
     refused,
     response_line,
 )
-from worker.prompts import Embed, Generate
+from worker.prompts import Generate, Prompt
+from worker.readings import Embed, Reading
 
 RULES = Rules(max_inputs=9)
 
 
 def embed(**given_too: Any) -> Embed:
     body = check.embeddings({"model": "m", "input": ["a", "b"], **given_too}, RULES)
-    return Embed(body, ((1, 2), (3,)))
+    return Embed(body, (Reading((1, 2)), Reading((3, 4, 5))))
 
 
 def vectors(*rows: list[float]) -> list[Embedding]:
@@ -65,6 +67,12 @@ def said(text: str, tokens: int = 3, reason: FinishReason = FinishReason.STOP) -
     return Generation("id", text, (1,) * tokens, reason, 7, 2, tokens)
 
 
+def answer_to(
+    prompt: Prompt, results: Sequence[Embedding | Generation], created: int = 5, name: str = "c"
+) -> Answered:
+    return answered(1, name, prompt, results, labels=(), created=created)
+
+
 def body_of(line: bytes) -> dict[str, Any]:
     parsed: dict[str, Any] = orjson.loads(line)
     assert set(parsed) == {"id", "custom_id", "response", "error"}
@@ -77,7 +85,7 @@ def body_of(line: bytes) -> dict[str, Any]:
 
 
 def test_embeddings_are_the_references_object_in_input_order() -> None:
-    answer = embedded(4, "c", embed(), vectors([0.5, -1.0], [0.25, 1e-7]))
+    answer = answer_to(embed(), vectors([0.5, -1.0], [0.25, 1e-7]))
     typed = exactly(CreateEmbeddingResponse, body_of(response_line(answer)))
     assert [each.index for each in typed.data] == [0, 1]
     assert [each.object for each in typed.data] == ["embedding", "embedding"]
@@ -89,9 +97,9 @@ def test_embeddings_are_the_references_object_in_input_order() -> None:
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=9))
 def test_base64_and_float_are_the_same_bytes(row: list[float]) -> None:
-    as_float = body_of(response_line(embedded(1, "c", embed(), vectors(row, row))))
+    as_float = body_of(response_line(answer_to(embed(), vectors(row, row))))
     text = embed(encoding_format="base64")
-    as_text = body_of(response_line(embedded(1, "c", text, vectors(row, row))))
+    as_text = body_of(response_line(answer_to(text, vectors(row, row))))
     floats = np.array(as_float["data"][0]["embedding"], dtype="<f4").tobytes()
     assert base64.b64decode(as_text["data"][0]["embedding"]) == floats
     assert floats == np.array(row, dtype="<f4").tobytes()
@@ -102,7 +110,7 @@ def test_a_vector_that_is_a_view_is_written_too() -> None:
     assert not view.flags["C_CONTIGUOUS"]
     for wanted in ("float", "base64"):
         prompt = embed(encoding_format=wanted)
-        line = response_line(embedded(1, "c", prompt, [Embedding(0, view, 1)]))
+        line = response_line(answer_to(prompt, [Embedding(0, view, 1)]))
         found = body_of(line)["data"][0]["embedding"]
         if wanted == "base64":
             found = np.frombuffer(base64.b64decode(found), dtype="<f4").tolist()
@@ -111,7 +119,7 @@ def test_a_vector_that_is_a_view_is_written_too() -> None:
 
 def test_a_chat_answer_is_the_references_object() -> None:
     answers = [said("one", 3), said("two", 4, FinishReason.LENGTH)]
-    answer = generated(1, "c", chat(2), answers, created=1_700_000_000)
+    answer = answer_to(chat(2), answers, created=1_700_000_000)
     typed = exactly(ChatCompletion, body_of(response_line(answer)))
     assert typed.object == "chat.completion"
     assert typed.created == 1_700_000_000
@@ -128,7 +136,7 @@ def test_a_chat_answer_is_the_references_object() -> None:
 
 def test_a_completion_is_the_references_object_with_choices_of_all_prompts() -> None:
     answers = [said(text) for text in ("a0", "a1", "b0", "b1")]
-    answer = generated(1, "c", completion(prompts=2, choices=2), answers, created=5)
+    answer = answer_to(completion(prompts=2, choices=2), answers)
     typed = exactly(Completion, body_of(response_line(answer)))
     assert typed.object == "text_completion"
     assert [(each.index, each.text) for each in typed.choices] == [
@@ -148,7 +156,7 @@ def test_a_response_is_the_references_object() -> None:
         max_output_tokens=9,
         user="u",
     )
-    answer = generated(1, "c", prompt, [said("one", 3)], created=1_700_000_000)
+    answer = answer_to(prompt, [said("one", 3)], created=1_700_000_000)
     typed = exactly(Response, body_of(response_line(answer)))
     assert typed.output_text == "one"
     assert (typed.object, typed.status, typed.error) == ("response", "completed", None)
@@ -164,7 +172,7 @@ def test_a_response_is_the_references_object() -> None:
 
 def test_a_response_that_was_cut_is_incomplete_and_says_why() -> None:
     cut = said("one two", 4, FinishReason.LENGTH)
-    answer = generated(1, "c", response(), [cut], created=5)
+    answer = answer_to(response(), [cut])
     typed = exactly(Response, body_of(response_line(answer)))
     assert (typed.status, typed.completed_at, typed.output_text) == ("incomplete", None, "one two")
     assert typed.incomplete_details is not None
@@ -198,7 +206,7 @@ def test_a_line_that_never_ran_has_no_response(state: LineState) -> None:
 @given(st.text(max_size=30), st.text(min_size=1, max_size=30))
 def test_any_text_and_custom_id_come_back_from_one_line_of_utf8(text: str, custom_id: str) -> None:
     text, custom_id = "\u2028" + text, custom_id + "\u0085"
-    answer = generated(1, custom_id, chat(), [said(text)], created=5)
+    answer = answer_to(chat(), [said(text)], name=custom_id)
     line = response_line(answer)
     # What no reader splits, by any of the rules there are.
     assert line.decode().splitlines() == [line.decode()]

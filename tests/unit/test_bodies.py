@@ -226,6 +226,13 @@ def test_the_number_of_inputs_has_a_limit_that_is_told() -> None:
     assert str(INPUTS + 1) in fault.message
 
 
+def test_a_prompt_goes_before_texts_only() -> None:
+    assert embeddings(prompt_name="query", truncate=True).prompt_name == "query"
+    for tokens in ([1, 2], [[1], [2]]):
+        fault = fault_of(embeddings, tokens, prompt_name="query")
+        assert (fault.param, fault.code) == ("prompt_name", "invalid_value")
+
+
 def test_the_number_of_prompts_has_a_limit() -> None:
     assert fault_of(completion, ["x"] * (MAX_PROMPTS + 1)).param == "prompt"
 
@@ -239,7 +246,10 @@ def test_the_number_of_prompts_has_a_limit() -> None:
         ("encoding_format", "hex", "invalid_value"),
         ("encoding_format", 1, "invalid_value"),
         ("temperature", 0.5, "unsupported_parameter"),
-        ("truncate", True, "unknown_parameter"),
+        ("truncate", 1, "invalid_type"),
+        ("prompt_name", "", "invalid_value"),
+        ("prompt_name", 1, "invalid_type"),
+        ("labels", ["a"], "unsupported_parameter"),
     ],
 )
 def test_a_fault_of_an_embeddings_body_is_named(name: str, value: object, code: str) -> None:

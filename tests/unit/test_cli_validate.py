@@ -23,6 +23,9 @@ OF_THE_MODEL = {
     "token_beyond_the_vocabulary",
     "max_tokens_over_the_context",
     "dimensions_not_listed",
+    "classify_of_every_shape",
+    "scores_of_every_shape",
+    "reranks_of_every_shape",
 }
 
 

@@ -291,7 +291,44 @@ def test_a_batch_has_every_key_of_the_reference_and_one_of_ours() -> None:
         "paused": False,
         "retry_of": None,
         "retried_by": None,
+        "engine": None,
     }
+
+
+def test_what_the_engine_did_is_shown_once_a_line_has_succeeded() -> None:
+    ran = {
+        "input_tokens": 90,
+        "output_tokens": 10,
+        "computed_tokens": 80,
+        "useful_tokens": 60,
+        "engine_s": 0.5,
+        "engine_rows": 6,
+        "engine_steps": 1.5,
+    }
+    assert batch_object(_batch(**ran, failed=1)).halfrate.engine is None
+    running = batch_object(_batch(**ran, completed=7)).halfrate.engine
+    assert running is not None
+    assert running.model_dump() == {
+        "tokens": 100,
+        "computed_tokens": 80,
+        "padding": 0.25,
+        "seconds": 0.5,
+        "tokens_per_second": 200.0,
+        "rows_per_step": 4.0,
+        "p50_ms": None,
+        "p95_ms": None,
+    }
+    ended = batch_object(_batch(**ran, completed=7, p50_ms=0.12345, p95_ms=2.0)).halfrate.engine
+    assert ended is not None
+    assert (ended.p50_ms, ended.p95_ms) == (0.123, 2.0)
+
+
+def test_a_batch_of_which_nothing_was_computed_has_no_rates() -> None:
+    """Every line repeats what another batch had computed."""
+    shown = batch_object(_batch(completed=2, input_tokens=5)).halfrate.engine
+    assert shown is not None
+    assert (shown.tokens, shown.computed_tokens, shown.padding) == (5, 0, 0.0)
+    assert (shown.tokens_per_second, shown.rows_per_step) == (None, None)
 
 
 def test_counts_are_shown_once_the_input_is_accepted() -> None:
@@ -376,7 +413,7 @@ def test_a_model_has_every_key_of_the_reference_and_its_price() -> None:
     openai.types.Model.model_validate(shown)
     assert shown["halfrate"] == {
         "kind": "embed",
-        "endpoints": ["/v1/embeddings"],
+        "endpoints": ["/v1/classify", "/v1/embeddings", "/v1/rerank", "/v1/score"],
         "context_length": None,
         "price": {"currency": "USD", "input": "0.02", "output": "0", "batch_discount": "0.5"},
     }
@@ -425,6 +462,11 @@ def _batch(**changed: Any) -> Batch:
         "output_tokens": 0,
         "standard_cost": Decimal(0),
         "paid_cost": Decimal(0),
+        "computed_tokens": 0,
+        "useful_tokens": 0,
+        "engine_s": 0.0,
+        "engine_rows": 0,
+        "engine_steps": 0.0,
         "errors": None,
         "error_count": 0,
     }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,18 +172,85 @@ def real_model(model_id: str) -> Path:
     return pull(model, Files().models)
 
 
+@pytest.fixture(scope="session")
+def ragged_texts() -> list[str]:
+    """2,100 texts of a word to a page, from the sources of the standard library."""
+    root = Path(json.__file__).parent.parent
+    lines = [
+        line.strip()
+        for name in ("argparse.py", "typing.py", "inspect.py", "tarfile.py", "subprocess.py")
+        for line in (root / name).read_text(encoding="utf-8").splitlines()
+        if len(line.strip()) > 20
+    ]
+    generator = random.Random(3)
+    sizes = [generator.choice((1,) * 12 + (2, 4, 9)) for _ in range(2100)]
+    return [" ".join(lines[n : n + size]) for n, size in enumerate(sizes)]
+
+
+@pytest.fixture(scope="session")
+def make_classifier(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], Path]:
+    """The folder of a tiny random BERT that classifies texts, pairs or tokens."""
+    made: dict[Kind, Path] = {}
+    label_names = {
+        Kind.CLASSIFY: ("bad", "so-so", "good"),
+        Kind.SCORE: ("relevant",),
+        Kind.TOKEN_CLASSIFY: ("O", "B-NAME", "I-NAME"),
+    }
+
+    def make(kind: Kind) -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind.value)
+            torch.manual_seed(7)
+            config = transformers.BertConfig(
+                vocab_size=VOCAB_SIZE,
+                pad_token_id=PAD,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                max_position_embeddings=128,
+                id2label=dict(enumerate(label_names[kind])),
+            )
+            auto = (
+                transformers.AutoModelForTokenClassification
+                if kind is Kind.TOKEN_CLASSIFY
+                else transformers.AutoModelForSequenceClassification
+            )
+            model = auto.from_config(config)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(3)  # so that texts differ by more than rounding
+            model.save_pretrained(folder)
+            write_tokenizer(folder, ends=True)
+            made[kind] = folder
+        return made[kind]
+
+    return make
+
+
 MakeEngine = Callable[..., EngineLike]
 
 
 @pytest.fixture(params=["stub", "tiny"])
 def make_engine(
-    request: pytest.FixtureRequest, make_decoder: Callable[[str], Path], tiny_encoder: Path
+    request: pytest.FixtureRequest,
+    make_decoder: Callable[[str], Path],
+    make_classifier: Callable[[Kind], Path],
+    tiny_encoder: Path,
 ) -> MakeEngine:
     """An engine of the asked kind: the stub or a real one on a tiny model, context 64."""
 
+    def model_of(kind: Kind) -> Path:
+        match kind:
+            case Kind.GENERATE:
+                return make_decoder("llama")
+            case Kind.EMBED:
+                return tiny_encoder
+            case Kind.CLASSIFY | Kind.SCORE | Kind.TOKEN_CLASSIFY:
+                return make_classifier(kind)
+
     def make(kind: Kind, **changes: Any) -> EngineLike:
-        model = tiny_encoder if kind is Kind.EMBED else make_decoder("llama")
-        config = EngineConfig(model=model, kind=kind, context_length=64)
+        config = EngineConfig(model=model_of(kind), kind=kind, context_length=64)
         config = dataclasses.replace(config, **changes)
         return StubEngine(config) if request.param == "stub" else Engine(config)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from engine.config import Kind
-from engine.errors import ModelLoadError
 from engine.request import (
+    Classification,
     Embedding,
     EncodeRequest,
     Failure,
@@ -19,16 +19,25 @@ from engine.request import (
     Request,
     Result,
     Sampling,
+    TokenClassification,
 )
 from engine.surface import EngineLike
 
 MakeEngine = Callable[..., EngineLike]
-KINDS = [Kind.EMBED, Kind.GENERATE]
+KINDS = list(Kind)
+ENCODING = [kind for kind in Kind if kind is not Kind.GENERATE]
+RESULTS: dict[Kind, type[Result]] = {
+    Kind.GENERATE: Generation,
+    Kind.EMBED: Embedding,
+    Kind.CLASSIFY: Classification,
+    Kind.SCORE: Classification,
+    Kind.TOKEN_CLASSIFY: TokenClassification,
+}
 
 
 def ask(kind: Kind, key: Any, length: int = 10, **sampling: Any) -> Request:
     tokens = tuple(40 + (7 * place + length) % 80 for place in range(length))
-    if kind is Kind.EMBED:
+    if kind is not Kind.GENERATE:
         return EncodeRequest(key, tokens)
     settings = {"max_tokens": 4, "temperature": 0.0, **sampling}
     return GenerateRequest(key, tokens, Sampling(**settings))
@@ -56,8 +65,7 @@ def test_every_request_gets_exactly_one_result(make_engine: MakeEngine, kind: Ki
     results = finish(engine)
 
     assert set(results) == {request.id for request in requests}
-    expected = Embedding if kind is Kind.EMBED else Generation
-    assert all(isinstance(result, expected) for result in results.values())
+    assert all(isinstance(result, RESULTS[kind]) for result in results.values())
     assert engine.pending == 0
 
 
@@ -134,18 +142,17 @@ def test_an_empty_text_or_an_unknown_token_is_invalid(
     engine = make_engine(kind)
     sampling = Sampling(max_tokens=1)
     engine.submit(
-        [EncodeRequest(1, tokens) if kind is Kind.EMBED else GenerateRequest(1, tokens, sampling)]
+        [EncodeRequest(1, tokens) if kind in ENCODING else GenerateRequest(1, tokens, sampling)]
     )
     [result] = engine.step()
     assert isinstance(result, Failure)
     assert result.reason is FailureReason.INVALID
 
 
-@pytest.mark.parametrize(("kind", "other"), [KINDS, KINDS[::-1]])
-def test_a_request_of_the_other_kind_is_invalid(
-    make_engine: MakeEngine, kind: Kind, other: Kind
-) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_of_the_other_kind_is_invalid(make_engine: MakeEngine, kind: Kind) -> None:
     engine = make_engine(kind)
+    other = Kind.EMBED if kind is Kind.GENERATE else Kind.GENERATE
     engine.submit([ask(other, "odd"), ask(kind, "even")])
     results = finish(engine)
     assert isinstance(results["odd"], Failure)
@@ -198,14 +205,126 @@ def test_vectors_are_of_the_stated_length_and_normalised(make_engine: MakeEngine
     assert make_engine(Kind.GENERATE).dimensions is None
 
 
-def test_equal_texts_have_equal_vectors_whatever_runs_beside(make_engine: MakeEngine) -> None:
-    alone = dict(make_engine(Kind.EMBED).run([ask(Kind.EMBED, 0, length=12)]))[0]
-    among = dict(make_engine(Kind.EMBED).run(ask(Kind.EMBED, n, length=n) for n in range(1, 30)))[
-        11
-    ]
-    assert isinstance(alone, Embedding)
-    assert isinstance(among, Embedding)
-    np.testing.assert_allclose(alone.vector, among.vector, atol=1e-6)
+def values(result: Result) -> np.ndarray:
+    """What a model says of a text, as numbers."""
+    match result:
+        case Embedding():
+            return result.vector
+        case Classification():
+            return result.logits
+        case TokenClassification():
+            return result.scores
+    pytest.fail(f"no encoded text: {result}")
+
+
+@pytest.mark.parametrize("kind", ENCODING)
+def test_equal_texts_have_equal_results_whatever_runs_beside(
+    make_engine: MakeEngine, kind: Kind
+) -> None:
+    alone = dict(make_engine(kind).run([ask(kind, 0, length=12)]))[0]
+    among = dict(make_engine(kind).run(ask(kind, n, length=n) for n in range(1, 30)))
+    np.testing.assert_allclose(values(alone), values(among[11]), atol=1e-6)
+    assert len({values(result).tobytes() for result in among.values()}) > 20  # no constant
+
+
+FACTS = {
+    Kind.GENERATE: (False, 0),
+    Kind.EMBED: (True, 0),
+    Kind.CLASSIFY: (False, 3),
+    Kind.SCORE: (False, 1),
+    Kind.TOKEN_CLASSIFY: (False, 3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_says_what_it_makes(make_engine: MakeEngine, kind: Kind) -> None:
+    engine = make_engine(kind)
+    vectors, labels = FACTS[kind]
+    assert (engine.dimensions is not None) == vectors
+    assert engine.smaller_dimensions == ()
+    assert len(set(engine.labels)) == len(engine.labels) == labels
+    assert engine.context_length == 64
+    assert engine.status.token_budget > 0
+
+
+@pytest.mark.parametrize("kind", [Kind.CLASSIFY, Kind.SCORE])
+def test_a_text_scores_on_every_label(make_engine: MakeEngine, kind: Kind) -> None:
+    engine = make_engine(kind)
+    for _, result in engine.run(ask(kind, n, length=n + 1) for n in range(9)):
+        assert isinstance(result, Classification)
+        assert result.logits.shape == result.scores.shape == (len(engine.labels),)
+        assert result.logits.dtype == result.scores.dtype == np.float32
+        if kind is Kind.CLASSIFY:
+            expected = np.exp(result.logits) / np.exp(result.logits).sum()
+        else:
+            expected = 1 / (1 + np.exp(-result.logits))
+        np.testing.assert_allclose(result.scores, expected, rtol=1e-5)
+
+
+def test_every_token_scores_on_every_label(make_engine: MakeEngine) -> None:
+    engine = make_engine(Kind.TOKEN_CLASSIFY)
+    for n, result in engine.run(ask(Kind.TOKEN_CLASSIFY, n, length=n + 1) for n in range(9)):
+        assert isinstance(result, TokenClassification)
+        assert result.scores.shape == (n + 1, len(engine.labels))
+        assert result.scores.dtype == np.float32
+        np.testing.assert_allclose(result.scores.sum(axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Kind.CLASSIFY, Kind.SCORE])
+def test_where_the_first_text_of_a_pair_ends_makes_a_difference(
+    make_engine: MakeEngine, kind: Kind
+) -> None:
+    engine = make_engine(kind)
+    tokens = tuple(range(40, 52))
+    requests = [EncodeRequest(first, tokens, first=first) for first in (4, 7, 12)]
+    results = dict(engine.run([*requests, EncodeRequest("none", tokens)]))
+    found = [values(results[n]) for n in range(4)]
+    assert not np.allclose(found[0], found[1])
+    assert not np.allclose(found[1], found[2])
+
+
+@pytest.mark.parametrize("kind", ENCODING)
+@pytest.mark.parametrize("first", [-1, 13, 4])
+def test_a_first_text_that_cannot_be_is_invalid(
+    make_engine: MakeEngine, kind: Kind, first: int
+) -> None:
+    engine = make_engine(kind)
+    engine.submit([EncodeRequest(1, tuple(range(40, 52)), first=first)])
+    result = finish(engine)[1]
+    if first == 4 and kind in (Kind.CLASSIFY, Kind.SCORE):
+        assert isinstance(result, Classification)
+    else:
+        assert isinstance(result, Failure)
+        assert result.reason is FailureReason.INVALID
+
+
+def test_a_vector_is_cut_to_a_listed_length_and_normalised(make_engine: MakeEngine) -> None:
+    engine = make_engine(Kind.EMBED, dimensions=(16, 8))
+    assert engine.smaller_dimensions == (8, 16)
+    tokens = tuple(range(40, 52))
+    asked = [None, 8, 16, engine.dimensions]
+    results = dict(engine.run(EncodeRequest(n, tokens, dimensions=n) for n in asked))
+    whole, *others = [values(results[n]) for n in range(4)]
+    for size, short in zip(asked[1:], others, strict=True):
+        assert short.shape == (size,)
+        np.testing.assert_allclose(
+            short, whole[:size] / np.linalg.norm(whole[:size]), rtol=0, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("kind", ENCODING)
+def test_a_length_that_is_not_listed_is_invalid_and_names_those_that_are(
+    make_engine: MakeEngine, kind: Kind
+) -> None:
+    engine = make_engine(kind, **({"dimensions": (8, 16)} if kind is Kind.EMBED else {}))
+    engine.submit([EncodeRequest(1, (40, 41), dimensions=12)])
+    [failure] = engine.step()
+    assert isinstance(failure, Failure)
+    assert (failure.reason, failure.param) == (FailureReason.INVALID, "dimensions")
+    if kind is Kind.EMBED:
+        assert f"8, 16 or {engine.dimensions} dimensions, not of 12" in failure.message
+    else:
+        assert failure.message == "This model makes no vectors."
 
 
 def test_an_answer_ends_at_max_tokens(make_engine: MakeEngine) -> None:
@@ -287,9 +406,3 @@ def test_samples_depend_on_seed_and_choice_alone(make_engine: MakeEngine) -> Non
     assert texts[5] == alone.token_ids
     if len(set(texts)) > 1:  # the stub draws nothing
         assert len(set(texts)) == len(crowd)
-
-
-@pytest.mark.parametrize("kind", [Kind.CLASSIFY, Kind.SCORE])
-def test_a_kind_that_is_not_served_is_refused_at_once(make_engine: MakeEngine, kind: Kind) -> None:
-    with pytest.raises(ModelLoadError, match=kind.value):
-        make_engine(kind)

@@ -1,0 +1,112 @@
+"""Is the engine's time counted as it passes, and a line's as the engine says it?"""
+
+import numpy as np
+import pytest
+
+from engine.request import Embedding, FinishReason, Generation, Work
+from service.db.lines import Effort
+from worker.figures import RECENT, Recent, Standstill, effort_of, percentile
+
+
+class Hand:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
+
+
+@pytest.fixture
+def still(hand: Hand) -> Standstill:
+    return Standstill(hand)
+
+
+def test_an_engine_without_shards_does_not_stand_still(hand: Hand, still: Standstill) -> None:
+    hand.now += 5
+    assert still.seconds == 0
+    with still.shard():
+        hand.now += 0.5
+    hand.now += 5
+    assert still.seconds == 0.5
+
+
+def test_an_engine_that_works_does_not_stand_still(hand: Hand, still: Standstill) -> None:
+    with still.shard():
+        hand.now += 1  # the shard is read and tokenised
+        still.work(working=True)
+        hand.now += 20
+        still.work(working=False)
+        hand.now += 2  # it is written back
+    assert still.seconds == 3
+
+
+def test_an_engine_that_has_one_shard_while_another_is_read_does_not_stand_still(
+    hand: Hand, still: Standstill
+) -> None:
+    with still.shard():
+        still.work(working=True)
+        with still.shard():
+            assert still.open_shards == 2
+            hand.now += 4
+        still.work(working=False)
+    assert still.seconds == 0
+    assert still.open_shards == 0
+
+
+def test_standing_still_is_seen_while_it_lasts(hand: Hand, still: Standstill) -> None:
+    with still.shard():
+        hand.now += 1
+        assert still.seconds == 1
+        hand.now += 1
+        assert still.seconds == 2
+
+
+def test_percentiles_are_of_the_last_lines_and_sums_of_all() -> None:
+    recent = Recent()
+    recent.add([1_000.0] * 10)
+    recent.add([0.5] * RECENT)
+    count, total, last = recent.read()
+    assert (count, total) == (RECENT + 10, 10_000 + RECENT / 2)
+    assert list(last) == [0.5] * RECENT
+
+
+@pytest.mark.parametrize(
+    ("values", "half", "most"),
+    [([], None, None), ([3.0], 3.0, 3.0), ([1.0, 2.0], 1.0, 2.0), ([*range(1, 101)], 50, 95)],
+)
+def test_a_percentile_is_one_of_the_values(
+    values: list[float], half: float | None, most: float | None
+) -> None:
+    assert (percentile(values, 0.5), percentile(values, 0.95)) == (half, most)
+
+
+def vector(tokens: int, work: Work) -> Embedding:
+    return Embedding("x", np.zeros(2, dtype=np.float32), tokens, work)
+
+
+def test_the_effort_of_a_line_is_that_of_its_sequences() -> None:
+    results = [
+        vector(10, Work(computed_tokens=12, seconds=0.25, rows=4)),
+        vector(20, Work(computed_tokens=20, seconds=0.5, rows=2)),
+        vector(20, Work(rows=2)),  # a twin
+    ]
+    assert effort_of(results) == Effort(32, 30, 0.75, 2, 0.75)
+
+
+def test_a_prompt_s_cached_beginning_is_no_padding() -> None:
+    work = Work(computed_tokens=6, seconds=1.0, rows=1)
+    answer = Generation("x", "t", (1, 2), FinishReason.STOP, 30, 26, 2, work)
+    assert effort_of([answer]) == Effort(6, 6, 1.0, 1, 1.0)
+
+
+def test_efforts_add_up_field_by_field() -> None:
+    assert Effort(1, 2, 3.0, 4, 5.0) + Effort(10, 20, 30.0, 40, 50.0) == Effort(
+        11, 22, 33.0, 44, 55.0
+    )
