@@ -18,7 +18,10 @@ class Counters:
     are those of the answers. `padded_tokens` went through the model, padding and repeated work
     included, as `rows` sequences in `steps` steps. `twins` were answered by what another request
     had computed. `out_of_memory` counts batches that were cut smaller, `non_finite` rows that were
-    run again in float32.
+    run again in float32. `prefill_tokens` are those of prompts and of answers computed again,
+    `decode_tokens` went through the model one by one for their answer's next; `cached_tokens` of
+    prompts were read from what others had computed; `preempted` counts answers that had to wait in
+    the middle for memory.
     """
 
     requests: int = 0
@@ -31,6 +34,10 @@ class Counters:
     twins: int = 0
     out_of_memory: int = 0
     non_finite: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    cached_tokens: int = 0
+    preempted: int = 0
 
     def __add__(self, other: "Counters") -> "Counters":
         """Both, field by field."""

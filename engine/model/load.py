@@ -135,6 +135,7 @@ def load_decoder(config: EngineConfig) -> Decoder:
     """The generating model in a folder. Raises ModelLoadError where it cannot be run rightly."""
     device = _device(config.device)
     model = _load(AutoModelForCausalLM, config, device)
+    _speed_up(model, config.quantize)
     tokenizer = Tokenizer.from_dir(config.model)
     _check_tokenizer(config, tokenizer)
     decoder = Decoder(
