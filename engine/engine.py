@@ -19,8 +19,8 @@ from engine.config import EngineConfig, Kind
 from engine.encode.loop import EncodeLoop
 from engine.encode.probe import probe
 from engine.generate.continuous import ContinuousLoop
-from engine.generate.padded import GenerateLoop
 from engine.generate.kv_room import tokens_that_fit
+from engine.generate.padded import GenerateLoop
 from engine.generate.probe import continuous_forward
 from engine.generate.span_forward import SpanForward
 from engine.intake import Intake
@@ -66,7 +66,7 @@ class Engine:
                 self._device = encoder.device
             case Kind.GENERATE:
                 decoder = load_decoder(config)
-                self._loop = _generate_loop(decoder, config)
+                self._loop = _generate_loop(decoder, config, clock)
                 if isinstance(self._loop, ContinuousLoop):
                     self._path = "packed"
                 self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
@@ -87,6 +87,8 @@ class Engine:
             if isinstance(loop, EncodeLoop)
             else self._config.token_budget,
             memory_bytes=most_held(self._device),
+            kv_held=loop.kv_held if isinstance(loop, ContinuousLoop) else None,
+            kv_tokens=loop.kv_tokens if isinstance(loop, ContinuousLoop) else None,
         )
 
     @property
@@ -155,15 +157,17 @@ class Engine:
 
 
 @torch.inference_mode()
-def _generate_loop(decoder: Decoder, config: EngineConfig) -> GenerateLoop | ContinuousLoop:
+def _generate_loop(
+    decoder: Decoder, config: EngineConfig, clock: Callable[[], float]
+) -> GenerateLoop | ContinuousLoop:
     """Continuous batching, or padded batches where the model does not allow it."""
     room = None
     if decoder.device.type == "cuda":
         room = partial(tokens_that_fit, decoder, config)
     found = continuous_forward(decoder, config.cache_tokens, room=room)
     if found is None:
-        return GenerateLoop(decoder, config)
+        return GenerateLoop(decoder, config, clock)
     forward, tokens = found
     if config.cuda_graphs and isinstance(forward, SpanForward):
         forward.capture(config.max_sequences)
-    return ContinuousLoop(decoder, forward, tokens, config)
+    return ContinuousLoop(decoder, forward, tokens, config, clock)

@@ -142,6 +142,7 @@ def rule_of(
     scaling: float | None,
     options: dict[str, Any],
 ) -> Rule:
+    """What a layer asks for by these. Raises NotSupportedError where it is not done here."""
     known = {name: options.pop(name, None) for name in ("sliding_window", "softcap", "s_aux")}
     causal = options.pop("is_causal", None)
     if mask is not None or causal is False or not getattr(module, "is_causal", True):

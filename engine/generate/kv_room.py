@@ -21,9 +21,7 @@ def tokens_that_fit(decoder: Decoder, config: EngineConfig, layers: Sequence[Hea
     free += torch.cuda.memory_reserved(decoder.device)
     free -= torch.cuda.memory_allocated(decoder.device)
     most = free if config.memory_bytes is None else min(free, config.memory_bytes)
-    step = bytes_of_a_step(
-        decoder.model.config.get_text_config(), decoder.vocab_size, layers, config
-    )
+    step = bytes_of_a_step(decoder.model.config.get_text_config(), decoder.vocab_size, config)
     return tokens_within(int(most * _SHARE) - step, layers, decoder.model.dtype.itemsize)
 
 
@@ -35,9 +33,7 @@ def tokens_within(spare: int, layers: Sequence[Heads], itemsize: int) -> int:
     return max(1, tokens // slab) * slab
 
 
-def bytes_of_a_step(
-    model: object, vocabulary: int, layers: Sequence[Heads], config: EngineConfig
-) -> int:
+def bytes_of_a_step(model: object, vocabulary: int, config: EngineConfig) -> int:
     """What the largest step takes beside keys and values, by the shapes of the model's config."""
     states = estimated(model, padded=False, most=None).needs(config.prefill_tokens, 0)
     scores = config.max_sequences * vocabulary * _SCORES

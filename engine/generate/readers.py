@@ -20,7 +20,9 @@ from engine.plan.schedule import Piece, Step
 from engine.plan.slots import Slot
 
 READER = 5  # numbers: first row, rows, position of the first row, first span, end of its spans
-SPAN = 5  # numbers: slot's start, slot's size, place in it, position of its first token, and its end
+SPAN = (
+    5  # numbers: slot's start, slot's size, place in it, position of its first token, and its end
+)
 _CELL = 3  # numbers: slot's start, slot's size, place in it (-1: nowhere)
 
 _Span = tuple[int, int, int, int, int]

@@ -1,8 +1,8 @@
 """How do rows read their spans of the KV memory on a CUDA device? Two kernels, and one that writes.
 
-A reader is some neighbouring rows of one text, and the spans of memory that hold its keys from the
-text's beginning up to its last row. Rows see keys by position alone, so one rule serves next tokens,
-pieces of prompts and shared beginnings. The queries of a KV head are computed together.
+A reader is some neighbouring rows of one text, and the spans of memory that hold its keys, from
+the text's beginning up to its last row. Rows see keys by position alone, so one rule serves next
+tokens, pieces of prompts and shared beginnings. A KV head's queries are computed together.
 
 A reader of one row cuts its keys into splits, which several programs may share. Where it cuts
 depends on the row's own position, not on how many programs there are: neighbours change no bit.
@@ -20,40 +20,59 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.generate.attention import Rule
-from engine.generate.kv import LayerKV
+from engine.generate.kv import Heads, LayerKV
 from engine.generate.readers import READER, SPAN, Readers
 
 _LOG2E = tl.constexpr(math.log2(math.e))
 _LOWEST = tl.constexpr(-1e30)  # below every score, yet finite
 
-_SPLIT = 512  # keys of a split at least
-_MOST_SPLITS = 16  # of a row
+INTERPRETED = triton.knobs.runtime.interpret  # whether it all happens on the host
+
+SPLIT = 512  # keys of a split at least
+MOST_SPLITS = 16  # of a row
 _PROGRAMS = 512  # wanted at once: a few for each of a large device's processors
 _READER, _SPAN = tl.constexpr(READER), tl.constexpr(SPAN)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program computes at once: `rows` of `each` queries, over `keys` keys."""
+    """What a program computes at once: `rows` of `each` queries, over `keys` keys.
 
+    `group` queries share a KV head. A reader of a single row is one row; `each` is a power of two.
+    """
+
+    single: bool
+    group: int
     rows: int
-    each: int  # a power of two
+    each: int
     keys: int
     warps: int
+    stages: int
+
+    @property
+    def parts(self) -> int:
+        """Programs that share a group."""
+        return -(-self.group // self.each)
+
+    @property
+    def tall(self) -> int:
+        """Queries, some of them nobody's where there are fewer than a product needs."""
+        return max(16, self.rows * self.each)
 
 
-def tile_of(group: int, dim: int, dtype: torch.dtype, *, single: bool) -> Tile:
-    """By shapes alone; `group` queries share a KV head. A product needs 16 of everything."""
-    each = min(triton.next_power_of_2(group), 64)
-    wide = dim > 128 or dtype == torch.float32
-    height = max(16, each) if single else max(32 if wide else 64, each)
-    return Tile(1 if single else height // each, each, 32 if wide else 64, 4 if single else 8)
+def tile_of(group: int, heads: Heads, dtype: torch.dtype, *, single: bool) -> Tile:
+    """By shapes alone. It fits into the 99 KiB of shared memory that every device since 8.0 has."""
+    size = max(heads.key_dim, heads.value_dim) * dtype.itemsize
+    most, keys, stages = (64, 64, 3) if size <= 256 else (32, 32, 2) if size <= 512 else (32, 16, 2)
+    each = min(triton.next_power_of_2(group), most)
+    rows = 1 if single else most // each
+    return Tile(single, group, rows, each, keys, warps=4 if single else 8, stages=stages)
 
 
 def programs_of(readers: int, heads: int) -> int:
     """Programs that share the splits of a row: more where there are few rows."""
     wanted = triton.next_power_of_2(max(1, _PROGRAMS // max(1, readers * heads)))
-    return min(_MOST_SPLITS, int(wanted))
+    return min(MOST_SPLITS, int(wanted))
 
 
 def write(layer: LayerKV, readers: Readers, key: Tensor, value: Tensor) -> None:
@@ -68,57 +87,64 @@ def write(layer: LayerKV, readers: Readers, key: Tensor, value: Tensor) -> None:
 
 def attend(query: Tensor, layer: LayerKV, readers: Readers, rule: Rule) -> Tensor:
     """query: [heads, rows, dim]. → [rows, heads, value dim], every row over its reader's spans."""
-    heads, rows, dim = query.shape
+    heads, rows, _ = query.shape
     kept = layer.heads
     group = heads // kept.count
     out = query.new_empty(rows, heads, kept.value_dim)
-    shape = {
-        "HEADS": kept.count,
-        "GROUP": group,
-        "VALUE": kept.value_dim,
-        "VALUES": max(16, triton.next_power_of_2(kept.value_dim)),
-        "SINKS": rule.sinks is not None,
-        "WINDOW": rule.window is not None,
-    }
     sinks = out if rule.sinks is None else rule.sinks
     window = 0 if rule.window is None else rule.window
-    common = (query, layer.keys, layer.values, out, sinks, readers.readers, readers.spans)
+    tables = (query, layer.keys, layer.values, out, sinks, readers.readers, readers.spans)
     numbers = (*query.stride(), window, rule.scale, rule.softcap or 0.0)
-    shape_of_keys = {
-        "KEY": dim,
-        "KEYS_WIDE": max(16, triton.next_power_of_2(dim)),
-        "SOFTCAP": rule.softcap is not None,
-        # triton 3.7's interpreter multiplies bfloat16 as if its bits were whole numbers.
-        "WIDEN": query.dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
-    }
     if readers.single:
-        tile = tile_of(group, max(dim, kept.value_dim), query.dtype, single=True)
-        parts = -(-group // tile.each)
-        programs = programs_of(readers.single, kept.count * parts)
+        tile = tile_of(group, kept, query.dtype, single=True)
+        programs = programs_of(readers.single, kept.count)
         sums = torch.empty(
-            (readers.single, _MOST_SPLITS, heads, kept.value_dim + 2),
+            (readers.single, MOST_SPLITS, heads, kept.value_dim + 2),
             dtype=torch.float32,
             device=query.device,
         )
-        splits = {"SPLIT": _SPLIT, "MOST": _MOST_SPLITS}
-        _attend[(readers.single, kept.count * parts, programs)](
-            *common, sums, 0, *numbers, **shape, **shape_of_keys, **splits,
-            SINGLE=True, ROWS=1, EACH=tile.each, TALL=max(16, tile.each), BLOCK=tile.keys,
-            PARTS=parts, num_warps=tile.warps, num_stages=2,
+        _attend[(readers.single, kept.count * tile.parts, programs)](
+            *tables, sums, 0, *numbers, **constants(kept, rule, query.dtype, tile),
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         _merge[(readers.single, heads)](
-            out, sums, sinks, readers.readers, window, **shape, **splits, BLOCK=tile.keys
-        )
+            out, sums, sinks, readers.readers, window, heads,
+            VALUE=kept.value_dim, VALUES=triton.next_power_of_2(kept.value_dim),
+            SINKS=rule.sinks is not None, WINDOW=rule.window is not None, BLOCK=tile.keys,
+            SPLIT=SPLIT, MOST=MOST_SPLITS,
+        )  # fmt: skip
     if readers.chunks:
-        tile = tile_of(group, max(dim, kept.value_dim), query.dtype, single=False)
-        parts = -(-group // tile.each)
-        _attend[(readers.chunks, kept.count * parts, -(-readers.longest // tile.rows))](
-            *common, out, readers.single, *numbers, **shape, **shape_of_keys,
-            SPLIT=_SPLIT, MOST=1,
-            SINGLE=False, ROWS=tile.rows, EACH=tile.each, TALL=tile.rows * tile.each,
-            BLOCK=tile.keys, PARTS=parts, num_warps=tile.warps, num_stages=2,
+        tile = tile_of(group, kept, query.dtype, single=False)
+        _attend[(readers.chunks, kept.count * tile.parts, -(-readers.longest // tile.rows))](
+            *tables, out, readers.single, *numbers, **constants(kept, rule, query.dtype, tile),
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return out
+
+
+def constants(heads: Heads, rule: Rule, dtype: torch.dtype, tile: Tile) -> dict[str, int]:
+    """What `_attend` is compiled for."""
+    return {
+        "HEADS": heads.count,
+        "GROUP": tile.group,
+        "KEY": heads.key_dim,
+        "KEYS_WIDE": max(16, triton.next_power_of_2(heads.key_dim)),
+        "VALUE": heads.value_dim,
+        "VALUES": max(16, triton.next_power_of_2(heads.value_dim)),
+        "SINKS": rule.sinks is not None,
+        "WINDOW": rule.window is not None,
+        "SOFTCAP": rule.softcap is not None,
+        "SINGLE": tile.single,
+        "ROWS": tile.rows,
+        "EACH": tile.each,
+        "TALL": tile.tall,
+        "BLOCK": tile.keys,
+        "PARTS": tile.parts,
+        "SPLIT": SPLIT,
+        "MOST": MOST_SPLITS,
+        # triton 3.7's interpreter multiplies bfloat16 as if its bits were whole numbers.
+        "WIDEN": dtype == torch.bfloat16 and INTERPRETED,
+    }
 
 
 @triton.jit
@@ -247,29 +273,28 @@ def _attend(
             if pieces == 1:
                 if SINKS:
                     sink = tl.load(sinks + asking, mask=asks, other=0.0).to(tl.float32) * _LOG2E
-                    new_top = tl.maximum(top, sink)
-                    kept = tl.exp2(top - new_top)
-                    read = read * kept[:, None]
-                    weight = weight * kept + tl.exp2(sink - new_top)
+                    last_top = tl.maximum(top, sink)
+                    left = tl.exp2(top - last_top)
+                    read = read * left[:, None]
+                    weight = weight * left + tl.exp2(sink - last_top)
                 # A row of nobody has read nothing: zeros.
                 found = read / tl.maximum(weight, 1e-30)[:, None]
-                place = ((begin_row + row) * (HEADS * GROUP) + asking) * VALUE
-                place = place[:, None] + value_at[None, :]
-                tl.store(out + place, found.to(out.dtype.element_ty), mask=stores)
+                to = ((begin_row + row) * (HEADS * GROUP) + asking) * VALUE
+                to = out + to[:, None] + value_at[None, :]
+                tl.store(to, found.to(out.dtype.element_ty), mask=stores)
             elif SINGLE:
-                place = (number * MOST + piece).to(tl.int64) * (HEADS * GROUP) + asking
-                place = place * (VALUE + 2)
-                tl.store(sums + place[:, None] + value_at[None, :], read, mask=stores)
-                tl.store(sums + place + VALUE, top, mask=asks)
-                tl.store(sums + place + VALUE + 1, weight, mask=asks)
+                entry = (number * MOST + piece).to(tl.int64) * (HEADS * GROUP) + asking
+                entry = sums + entry * (VALUE + 2)
+                tl.store(entry[:, None] + value_at[None, :], read, mask=stores)
+                tl.store(entry + VALUE, top, mask=asks)
+                tl.store(entry + VALUE + 1, weight, mask=asks)
 
 
 @triton.jit
 def _merge(
-    out, sums, sinks, readers, window,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr,
-    SINKS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, MOST: tl.constexpr,
-    BLOCK: tl.constexpr,
+    out, sums, sinks, readers, window, heads,
+    VALUE: tl.constexpr, VALUES: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr, SPLIT: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """Put a row's splits together, in their order, where it has several."""
     number = tl.program_id(0).to(tl.int64)
@@ -288,14 +313,14 @@ def _merge(
             top = top * 0 + tl.load(sinks + asking).to(tl.float32) * _LOG2E
             weight = weight + 1
         read = tl.full([VALUES], 0.0, tl.float32)
-        for piece in range(0, pieces):
-            place = ((number * MOST + piece) * (HEADS * GROUP) + asking) * (VALUE + 2)
+        for piece in range(pieces):
+            place = ((number * MOST + piece) * heads + asking) * (VALUE + 2)
             piece_top = tl.load(sums + place + VALUE)
             new_top = tl.maximum(top, piece_top)
             kept, share = tl.exp2(top - new_top), tl.exp2(piece_top - new_top)
             read = read * kept + tl.load(sums + place + at, mask=at < VALUE, other=0.0) * share
             weight = weight * kept + tl.load(sums + place + VALUE + 1) * share
             top = new_top
-        place = (tl.load(reader) * (HEADS * GROUP) + asking) * VALUE
+        place = (tl.load(reader) * heads + asking) * VALUE
         found = read / weight
         tl.store(out + place + at, found.to(out.dtype.element_ty), mask=at < VALUE)

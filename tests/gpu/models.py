@@ -26,6 +26,7 @@ _SMALL = {
     "num_attention_heads": 4,
     "max_position_embeddings": 640,
 }
+_ENDS = {"bos_token_id": BEGIN, "eos_token_id": END}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,44 @@ BERT_LARGE = Made(
     )
 )
 
+TINY_DECODERS = {
+    "llama": Made(lambda: transformers.LlamaConfig(**_SMALL, num_key_value_heads=2, **_ENDS)),
+    "qwen3": Made(
+        lambda: transformers.Qwen3Config(**_SMALL, num_key_value_heads=2, head_dim=16, **_ENDS)
+    ),
+    "mistral-window": Made(
+        lambda: transformers.MistralConfig(
+            **_SMALL, num_key_value_heads=2, sliding_window=16, **_ENDS
+        )
+    ),
+    "gemma2-softcap": Made(
+        lambda: transformers.Gemma2Config(
+            **_SMALL, num_key_value_heads=2, head_dim=16, sliding_window=16, **_ENDS
+        )
+    ),
+    "gpt-oss-sinks": Made(
+        lambda: transformers.GptOssConfig(
+            **_SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=4,
+            num_experts_per_tok=2, sliding_window=16, **_ENDS
+        )
+    ),
+}  # fmt: skip
+
+LLAMA_1B = Made(
+    lambda: transformers.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        **_ENDS,
+    )
+)
+
 MINILM = Made(
     lambda: transformers.BertConfig(
         vocab_size=30522,
@@ -74,15 +113,29 @@ MINILM = Made(
 )
 
 
-def save(made: Made, folder: Path, device: str, *, dtype: str = "float32", gain: float = 1) -> Path:
-    """Random weights in a folder, with a tokenizer; `gain` above 1 makes texts differ more."""
+def save(
+    made: Made,
+    folder: Path,
+    device: str,
+    *,
+    dtype: str = "float32",
+    gain: float = 1,
+    auto: Any = transformers.AutoModel,
+    endless: bool = False,
+) -> Path:
+    """Random weights in a folder, with a tokenizer; `gain` above 1 makes texts differ more.
+
+    An `endless` decoder never finds the closing token the likeliest.
+    """
     torch.manual_seed(7)
     with torch.device(device):
-        model = transformers.AutoModel.from_config(made.config(), dtype=getattr(torch, dtype))
+        model = auto.from_config(made.config(), dtype=getattr(torch, dtype))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(gain)
+        if endless:
+            model.get_output_embeddings().weight[END] = 0
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
     backend = Backend(models.WordLevel(_VOCAB, unk_token="<unk>"))

@@ -1,176 +1,17 @@
 """Do the kernels for CUDA devices read what each row alone would? In triton's interpreter."""
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from engine.generate import triton_spans
-from engine.generate.attention import Rule
-from engine.generate.kv import Heads, LayerKV
-from engine.generate.readers import Readers, Room, nobody
+from engine.generate.kv import Heads
+from tests.gpu.spans import BOUNDS, Case, Text, check
 
-BOUNDS = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """`before` tokens are in the memory in spans cut at `cuts`; `count` more are new."""
-
-    before: int
-    count: int
-    cuts: tuple[int, ...] = ()
-
-    @property
-    def length(self) -> int:
-        return self.before + self.count
-
-
-@dataclass(slots=True)
-class Case:
-    """Texts with keys and values of random numbers, and a memory that holds them."""
-
-    texts: list[Text]
-    heads: Heads
-    group: int
-    dtype: torch.dtype = torch.float32
-    window: int | None = None
-    softcap: float | None = None
-    with_sinks: bool = False
-    seed: int = 0
-    queries: list[Tensor] = field(default_factory=list)  # of each text, [heads, count, dim]
-    keys: list[Tensor] = field(default_factory=list)  # [kv heads, length, dim]
-    values: list[Tensor] = field(default_factory=list)
-    sinks: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        draw = torch.Generator().manual_seed(self.seed)
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=draw).to(self.dtype)
-
-        kept = self.heads
-        for text in self.texts:
-            self.queries.append(random(kept.count * self.group, text.count, kept.key_dim))
-            self.keys.append(random(kept.count, text.length, kept.key_dim))
-            self.values.append(random(kept.count, text.length, kept.value_dim))
-        if self.with_sinks:
-            self.sinks = random(kept.count * self.group)
-
-    @property
-    def rule(self) -> Rule:
-        return Rule(0.3, self.window, self.softcap, self.sinks)
-
-    def attended(self, spare: int = 0) -> list[Tensor]:
-        """What the kernels make of it, [count, heads, value dim] of each text."""
-        order = sorted(range(len(self.texts)), key=lambda n: self.texts[n].count > 1)
-        texts = [self.texts[n] for n in order]
-        slots = list(self._slots(texts))
-        total = sum(size for spans in slots for _, size, _, _, _ in spans)
-        layer = LayerKV(
-            self.heads,
-            # What nobody wrote may be anything: reading it must show.
-            torch.full((total * self.heads.count, self.heads.key_dim), math.nan).to(self.dtype),
-            torch.full((total * self.heads.count, self.heads.value_dim), math.nan).to(self.dtype),
-        )
-        room = Room(
-            rows=sum(text.count for text in texts) + spare,
-            sampled=0,
-            readers=len(texts) + spare,
-            spans=sum(map(len, slots)),
-        )
-        numbers = nobody(room)
-        _, _, cells, _, readers, spans = np.split(numbers, room.bounds)[:6]
-        spans[:] = np.concatenate([np.ravel(own) for own in slots])
-        row = span = 0
-        for place, (n, text, own) in enumerate(zip(order, texts, slots, strict=True)):
-            for start, size, offset, begin, end in own:
-                written = min(end, text.before)
-                for old, memory in ((self.keys, layer.keys), (self.values, layer.values)):
-                    view = memory[start * self.heads.count :][: size * self.heads.count]
-                    view = view.view(self.heads.count, size, -1)
-                    view[:, offset : offset + written - begin] = old[n][:, begin:written]
-            start, size, offset, begin, _ = own[-1]
-            for count in range(text.count):
-                at = offset + text.before + count - begin
-                cells.reshape(-1, 3)[row + count] = (start, size, at)
-            table = (row, text.count, text.before, span, span + len(own))
-            readers.reshape(-1, 5)[place] = table
-            row, span = row + text.count, span + len(own)
-        single = sum(text.count == 1 for text in texts)
-        assert not spare or single == len(texts)
-        found = Readers.of(
-            torch.from_numpy(numbers),
-            room,
-            single=single + spare,
-            longest=max(text.count for text in texts),
-        )
-        new = [(self.keys[n][:, text.before :], self.values[n][:, text.before :])
-               for n, text in zip(order, texts, strict=True)]  # fmt: skip
-        heads = self.heads.count * self.group
-        empty = torch.zeros(1, spare, 1, dtype=self.dtype)
-        query = [self.queries[n] for n in order] + [empty.expand(heads, -1, self.heads.key_dim)]
-        key, value = ([pair[which] for pair in new] for which in (0, 1))
-        key.append(empty.expand(self.heads.count, -1, self.heads.key_dim))
-        value.append(empty.expand(self.heads.count, -1, self.heads.value_dim))
-        triton_spans.write(layer, found, torch.cat(key, dim=1), torch.cat(value, dim=1))
-        # As models hand them on: heads side by side in a row.
-        asked = torch.cat(query, dim=1).transpose(0, 1).contiguous().transpose(0, 1)
-        out = triton_spans.attend(asked, layer, found, self.rule)
-        assert not out[row:].any()
-        parts = dict(zip(order, out.split([text.count for text in texts] + [spare]), strict=False))
-        return [parts[n] for n in range(len(texts))]
-
-    def _slots(self, texts: list[Text]) -> Iterator[list[tuple[int, int, int, int, int]]]:
-        """A slot for each stretch, somewhere inside it."""
-        start = 0
-        for text in texts:
-            borders = [0, *text.cuts, text.length]
-            spans = []
-            for number, (begin, end) in enumerate(zip(borders, borders[1:], strict=False)):
-                offset = 3 * number
-                size = end - begin + offset + 2
-                spans.append((start, size, offset, begin, end))
-                start += size
-            yield spans
-
-    def expected(self) -> list[Tensor]:
-        return [self._slowly(n) for n in range(len(self.texts))]
-
-    def _slowly(self, n: int) -> Tensor:
-        """[count, heads, value dim], float32."""
-        text = self.texts[n]
-        query, key, value = (x[n].float() for x in (self.queries, self.keys, self.values))
-        key, value = (x.repeat_interleave(self.group, dim=0) for x in (key, value))
-        distance = torch.arange(text.before, text.length)[:, None] - torch.arange(text.length)
-        seen = distance >= 0
-        if self.window is not None:
-            seen &= distance < self.window
-        if self.softcap is None and self.sinks is None:
-            read = scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=0.3)
-            return read.transpose(0, 1)
-        scores = query @ key.transpose(1, 2) * 0.3
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
-        scores = scores.masked_fill(~seen, -math.inf)
-        if self.sinks is not None:
-            sinks = self.sinks.float()[:, None, None].expand(-1, text.count, 1)
-            scores = torch.cat([scores, sinks], dim=-1)
-        shares = scores.softmax(dim=-1)[..., : text.length]
-        return (shares @ value).transpose(0, 1)
-
-
-def check(case: Case) -> None:
-    bound = BOUNDS[case.dtype]
-    for found, expected in zip(case.attended(), case.expected(), strict=True):
-        torch.testing.assert_close(found.float(), expected, rtol=0, atol=bound)
+pytestmark = pytest.mark.skipif(
+    not triton_spans.INTERPRETED, reason="on a device, tests/gpu says it of the device itself"
+)
 
 
 @st.composite
@@ -210,3 +51,27 @@ def test_rows_read_what_they_see_and_nothing_else(
 @pytest.mark.parametrize("dtype", list(BOUNDS), ids=str)
 def test_long_texts_are_read_in_splits(dtype: torch.dtype) -> None:
     check(Case([Text(1500, 1, (700, 701)), Text(600, 1), Text(511, 1)], Heads(1, 16, 16), 2, dtype))
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_neighbours_room_and_programs_change_no_bit(
+    monkeypatch: pytest.MonkeyPatch, group: int
+) -> None:
+    """A row's splits are its own: not the number of programs, nor who else is in the step."""
+    texts = [Text(1300, 1, (600,)), Text(513, 1), Text(40, 1, (7, 9)), Text(700, 1)]
+    case = Case(texts, Heads(2, 16, 16), group, with_sinks=True, window=1100)
+    together = case.attended()
+    for programs in (1, 10**6):
+        monkeypatch.setattr(triton_spans, "_PROGRAMS", programs)
+        roomy = case.attended(spare=3)
+        assert all(map(torch.equal, together, roomy))
+    for n, text in enumerate(texts):
+        alone = Case([text], case.heads, group, with_sinks=True, window=1100)
+        for mine, theirs in ((alone.queries, case.queries), (alone.keys, case.keys)):
+            mine[0] = theirs[n]
+        alone.values[0], alone.sinks = case.values[n], case.sinks
+        assert torch.equal(alone.attended()[0], together[n])
+
+
+def test_a_group_larger_than_a_program_takes_is_shared_among_programs() -> None:
+    check(Case([Text(20, 1), Text(9, 3)], Heads(1, 8, 8), 71))
