@@ -62,7 +62,7 @@ class Engine:
                 self.context_length, self._vocab_size = encoder.context_length, encoder.vocab_size
                 self._device = encoder.device
             case Kind.GENERATE:
-                decoder, self._loop = _generate_loop(config)
+                decoder, self._loop = _generate_loop(config, clock)
                 if isinstance(self._loop, ContinuousLoop):
                     self._path = "packed"
                 self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
@@ -83,6 +83,8 @@ class Engine:
             if isinstance(loop, EncodeLoop)
             else self._config.token_budget,
             memory_bytes=most_held(self._device),
+            kv_held=loop.kv_held if isinstance(loop, ContinuousLoop) else None,
+            kv_tokens=loop.kv_tokens if isinstance(loop, ContinuousLoop) else None,
         )
 
     @property
@@ -151,13 +153,15 @@ class Engine:
 
 
 @torch.inference_mode()
-def _generate_loop(config: EngineConfig) -> tuple[Decoder, GenerateLoop | ContinuousLoop]:
+def _generate_loop(
+    config: EngineConfig, clock: Callable[[], float]
+) -> tuple[Decoder, GenerateLoop | ContinuousLoop]:
     """Continuous batching, or padded batches where the model does not allow it."""
     decoder = load_decoder(config)
     found = continuous_forward(decoder, config.cache_tokens, config.quantize)
     if found is not None:
         forward, tokens = found
-        return decoder, ContinuousLoop(decoder, forward, tokens, config)
+        return decoder, ContinuousLoop(decoder, forward, tokens, config, clock)
     decoder = load_decoder(config)  # the first one was taken apart
     speed_up(decoder.model, config.quantize)
-    return decoder, GenerateLoop(decoder, config)
+    return decoder, GenerateLoop(decoder, config, clock)
