@@ -8,7 +8,7 @@ are rows of nobody, which are written nowhere and read nothing.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class Room:
             self.rows, self.rows, self.rows * _CELL, self.sampled, self.readers * READER,
             self.spans * SPAN,
         )  # fmt: skip
-        return np.cumsum(sizes).tolist()
+        return list(accumulate(sizes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
