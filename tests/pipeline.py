@@ -200,7 +200,7 @@ class Pipeline:
 
     def clean(self) -> None:
         """Every clean stage that is ready."""
-        stages.run_ready(self.resources, StageName.CLEAN, clean.clean)
+        clean.clean_ready(self.resources)
 
     def remove(self) -> None:
         """Every remove stage that is ready."""

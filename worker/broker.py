@@ -8,6 +8,7 @@ from typing import Any
 from celery import Celery, signals
 
 from service import logs
+from service.db.migrate import WrongTables, refuse_other_tables
 from service.settings import Settings
 from service.wake import CPU_QUEUE
 
@@ -53,6 +54,17 @@ def make_app(settings: Settings, *, include: tuple[str, ...]) -> Celery:
     return app
 
 
+@signals.worker_init.connect
+def _check_tables(**_: Any) -> None:  # noqa: ANN401 - Celery's signals hand over what they like
+    # Before any fork, and before an engine is loaded: those who connect to this signal later, such
+    # as `worker.engine_app`, are called later.
+    try:
+        refuse_other_tables(Settings().database_url.get_secret_value())
+    except WrongTables as error:
+        # Not an Exception: Celery would log those, and start all the same.
+        raise SystemExit(str(error)) from error
+
+
 @signals.setup_logging.connect
-def _log(**_: Any) -> None:  # noqa: ANN401 - Celery's signals hand over what they like
+def _log(**_: Any) -> None:  # noqa: ANN401 - as above
     logs.configure(Settings().log_level)
