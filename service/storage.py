@@ -363,3 +363,6 @@ def _translated(key: str) -> Iterator[None]:
         raise StorageError(f"{key}: {code or error}") from error
     except (BotoCoreError, HTTPError, OSError) as error:
         raise StorageError(f"{key}: {error}") from error
+    except KeyError as error:
+        # A connection that breaks among the headers of a reply looks like one without them.
+        raise StorageError(f"{key}: the reply has no {error}") from error
