@@ -218,7 +218,7 @@ def _attend_run(
 
 def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: _Rule) -> Tensor:
     """Softmax of scores written out. q: [count, heads, length, dim]; returns the same."""
-    count, heads, length, dim = q.shape
+    count, heads, length, _ = q.shape
     pairs = count * k.shape[1]  # heads that share a key head lie below each other as its queries
     scores = torch.baddbmm(
         q.new_empty(1),
