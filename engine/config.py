@@ -35,7 +35,10 @@ class EngineConfig:
     Three limits bound a step, in tokens with padding: `token_budget` a batch of texts or prompts,
     `prefill_tokens` the piece of a prompt batch computed in one step (so that an abort need not
     wait for a long prompt), `cache_tokens` prompts and answers whose keys and values are held. A
-    single sequence always runs, however long. `max_rows` bounds batches that are padded.
+    single sequence always runs, however long. `max_rows` bounds batches that are padded; where
+    sequences come and go one by one, a step takes as many tokens as `prefill_tokens` says, and at
+    most `max_sequences` run at once.
+
     `memory_bytes` is the most that a batch of texts may take beside the weights; None means what is
     free on a CUDA device, and no limit on a CPU. `cuda_graphs` captures the packs of a CUDA device
     by shape and replays them, which may help small models; it has not been tried yet.
@@ -48,6 +51,7 @@ class EngineConfig:
     context_length: int | None = None
     token_budget: int = 4096
     max_rows: int = 64
+    max_sequences: int = 128
     prefill_tokens: int = 1024
     cache_tokens: int = 32768
     threads: int | None = None

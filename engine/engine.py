@@ -17,10 +17,12 @@ import torch
 from engine.config import EngineConfig, Kind
 from engine.encode.loop import EncodeLoop
 from engine.encode.probe import probe
+from engine.generate.continuous import ContinuousLoop
 from engine.generate.padded import GenerateLoop
+from engine.generate.probe import continuous_forward
 from engine.intake import Intake
 from engine.memory import most_held
-from engine.model.load import load_decoder, load_encoder
+from engine.model.load import Decoder, load_decoder, load_encoder, speed_up
 from engine.outcome import Outcome
 from engine.plan.admit import refusal
 from engine.request import EncodeRequest, Failure, GenerateRequest, Request, Result
@@ -40,7 +42,7 @@ class Engine:
         self.dimensions: int | None = None  # length of the vectors, where it makes any
         self.smaller_dimensions: tuple[int, ...] = ()  # what they may be cut to
         self.labels: tuple[str, ...] = ()  # names of what it scores
-        self._loop: EncodeLoop | GenerateLoop
+        self._loop: EncodeLoop | GenerateLoop | ContinuousLoop
         match config.kind:
             case Kind.EMBED | Kind.CLASSIFY | Kind.SCORE | Kind.TOKEN_CLASSIFY:
                 encoder = load_encoder(config)
@@ -60,8 +62,9 @@ class Engine:
                 self.context_length, self._vocab_size = encoder.context_length, encoder.vocab_size
                 self._device = encoder.device
             case Kind.GENERATE:
-                decoder = load_decoder(config)
-                self._loop = GenerateLoop(decoder, config)
+                decoder, self._loop = _generate_loop(config, clock)
+                if isinstance(self._loop, ContinuousLoop):
+                    self._path = "packed"
                 self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
                 self._device = decoder.device
             case unreachable:
@@ -80,6 +83,8 @@ class Engine:
             if isinstance(loop, EncodeLoop)
             else self._config.token_budget,
             memory_bytes=most_held(self._device),
+            kv_held=loop.kv_held if isinstance(loop, ContinuousLoop) else None,
+            kv_tokens=loop.kv_tokens if isinstance(loop, ContinuousLoop) else None,
         )
 
     @property
@@ -101,7 +106,7 @@ class Engine:
         match self._loop:
             case EncodeLoop():
                 self._loop.add([r for r in accepted if isinstance(r, EncodeRequest)])
-            case GenerateLoop():
+            case GenerateLoop() | ContinuousLoop():
                 self._loop.add([r for r in accepted if isinstance(r, GenerateRequest)])
             case unreachable:
                 assert_never(unreachable)
@@ -145,3 +150,18 @@ class Engine:
             vocab_size=self._vocab_size,
             dimensions=self._lengths,
         )
+
+
+@torch.inference_mode()
+def _generate_loop(
+    config: EngineConfig, clock: Callable[[], float]
+) -> tuple[Decoder, GenerateLoop | ContinuousLoop]:
+    """Continuous batching, or padded batches where the model does not allow it."""
+    decoder = load_decoder(config)
+    found = continuous_forward(decoder, config.cache_tokens, config.quantize)
+    if found is not None:
+        forward, tokens = found
+        return decoder, ContinuousLoop(decoder, forward, tokens, config, clock)
+    decoder = load_decoder(config)  # the first one was taken apart
+    speed_up(decoder.model, config.quantize)
+    return decoder, GenerateLoop(decoder, config, clock)

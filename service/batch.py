@@ -8,7 +8,7 @@ validating ─▶ in_progress ─▶ finalizing ─▶ completed
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 
 class BatchStatus(StrEnum):
@@ -50,6 +50,15 @@ class StageName(StrEnum):
     PLAN = "plan"
     ASSEMBLE = "assemble"
     CLEAN = "clean"
+    REMOVE = "remove"
+
+
+class Ask(Enum):
+    """What a batch asks of whoever holds work of it; learnt at each renewal and write-back."""
+
+    GO_ON = "go on"
+    PAUSE = "hand shards back; they are not to be claimed for now"
+    CANCEL = "hand everything back; the batch is to end"
 
 
 _B = BatchStatus
@@ -72,12 +81,22 @@ SHARD_MOVES: Mapping[ShardState, frozenset[ShardState]] = {
     _S.DEAD: frozenset(),
 }
 
+RUNNING = frozenset({_B.VALIDATING, _B.IN_PROGRESS})
+"""While a batch is there to be run: it may be paused, and its window may end."""
+
 TERMINAL = frozenset(status for status, after in MOVES.items() if not after)
 
 
 def before(status: BatchStatus) -> frozenset[BatchStatus]:
     """The states from which `status` may be reached."""
     return frozenset(old for old, after in MOVES.items() if status in after)
+
+
+def ask(status: BatchStatus, *, paused: bool) -> Ask:
+    """What a batch in that state asks of its workers."""
+    if status is BatchStatus.CANCELLING:
+        return Ask.CANCEL
+    return Ask.PAUSE if paused and status is BatchStatus.IN_PROGRESS else Ask.GO_ON
 
 
 class IllegalMove(Exception):

@@ -40,6 +40,19 @@ def show(prefix: Prefix, value: UUID) -> str:
     return f"{prefix}{value.hex}"
 
 
+def show_line(line: int) -> str:
+    """`line_17`: a line is known by its number in the batch's input file."""
+    return f"line_{line}"
+
+
+def parse_line(text: str) -> int | None:
+    """The number in `text`, or None where it is not one that `show_line` could have made."""
+    digits = text.removeprefix("line_")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > 9:
+        return None
+    return int(digits) if show_line(int(digits)) == text else None
+
+
 def parse(prefix: Prefix, text: str) -> UUID | None:
     """The id in `text`, or None where it is not one that `show` could have made."""
     digits = text.removeprefix(prefix)

@@ -213,18 +213,20 @@ class Storage:
     def abort_unfinished(self, before: datetime) -> int:
         """Drop the multipart uploads that were begun before then: how many there were."""
         number = 0
+        for key, upload in self.unfinished(before):
+            with suppress(MissingObject), _translated(key):
+                self._client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
+                number += 1
+        return number
+
+    def unfinished(self, before: datetime) -> Iterator[tuple[str, str]]:
+        """The multipart uploads that were begun before then: key and id."""
         with _translated(self.bucket):
             pages = self._client.get_paginator("list_multipart_uploads")
             for page in pages.paginate(Bucket=self.bucket):
                 for found in page.get("Uploads", ()):
-                    if found["Initiated"] >= before:
-                        continue
-                    with suppress(MissingObject), _translated(found["Key"]):
-                        self._client.abort_multipart_upload(
-                            Bucket=self.bucket, Key=found["Key"], UploadId=found["UploadId"]
-                        )
-                        number += 1
-        return number
+                    if found["Initiated"] < before:
+                        yield found["Key"], found["UploadId"]
 
     def writer(self, key: str) -> "ObjectWriter":
         """An object written in pieces, there as a whole once the `with` block has ended well."""

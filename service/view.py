@@ -6,8 +6,8 @@ from decimal import Decimal
 from uuid import UUID
 
 from service import catalog, ids
-from service.batch import TERMINAL, BatchStatus
-from service.db.models import Batch, File
+from service.batch import RUNNING, TERMINAL, BatchStatus
+from service.db.models import Batch, File, RequestLine
 from service.db.upload_models import Upload, UploadPart
 from service.db.webhook_models import WebhookEndpoint
 from service.upload import UploadStatus
@@ -23,6 +23,8 @@ from service.wire import (
     FileList,
     FileObject,
     InputTokensDetails,
+    LineList,
+    LineObject,
     ModelExtras,
     ModelObject,
     OutputTokensDetails,
@@ -120,7 +122,12 @@ def batch_object(batch: Batch, *, errors_shown: int = ERRORS_SHOWN) -> BatchObje
         usage=_usage(batch),
         metadata=batch.metadata_,
         halfrate=BatchExtras(
-            error_count=batch.error_count, cost=_cost(batch), engine=_engine(batch)
+            error_count=batch.error_count,
+            cost=_cost(batch),
+            paused=batch.paused_at is not None and batch.status in RUNNING,
+            retry_of=_maybe_batch(batch.retry_of),
+            retried_by=_maybe_batch(batch.retried_by),
+            engine=_engine(batch),
         ),
     )
 
@@ -134,6 +141,33 @@ def batch_list(batches: Sequence[Batch], *, limit: int) -> BatchList:
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
         has_more=len(batches) > limit,
+    )
+
+
+def line_object(row: RequestLine) -> LineObject:
+    """A row as clients see it."""
+    return LineObject(
+        id=ids.show_line(row.line),
+        object="batch.line",
+        line=row.line,
+        custom_id=row.custom_id,
+        status=row.state,
+        attempts=row.attempts,
+        next_try_at=_maybe_seconds(row.next_try_at),
+        status_code=row.status_code,
+        error_code=row.error_code,
+    )
+
+
+def line_list(rows: Sequence[RequestLine], *, limit: int) -> LineList:
+    """A page, made of up to `limit` + 1 rows: the one too many says that there is more."""
+    data = [line_object(row) for row in rows[:limit]]
+    return LineList(
+        object="list",
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=len(rows) > limit,
     )
 
 
@@ -248,6 +282,10 @@ def _cost(batch: Batch) -> Cost:
     )
 
 
+def _maybe_batch(value: UUID | None) -> str | None:
+    return None if value is None else ids.show(ids.Prefix.BATCH, value)
+
+
 def _engine(batch: Batch) -> EngineWork | None:
     """Null until a line has succeeded."""
     if not batch.completed:
@@ -264,7 +302,15 @@ def _engine(batch: Batch) -> EngineWork | None:
         else None,
         p50_ms=_maybe_rounded(batch.p50_ms),
         p95_ms=_maybe_rounded(batch.p95_ms),
+        cached_tokens=batch.cached_tokens,
+        preempted=batch.preempted,
+        ttft_ms=_mean_ms(batch.first_token_s, batch.engine_rows),
+        tpot_ms=_mean_ms(batch.later_tokens_s, batch.later_tokens),
     )
+
+
+def _mean_ms(seconds: float, count: int) -> float | None:
+    return round(seconds * 1000 / count, 3) if seconds and count else None
 
 
 def _maybe_rounded(value: float | None) -> float | None:

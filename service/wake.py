@@ -59,6 +59,10 @@ class Waker:
         """An ended batch has parts to remove."""
         self._send("clean", CPU_QUEUE)
 
+    def remove(self) -> None:
+        """A deleted batch has rows to remove."""
+        self._send("remove", CPU_QUEUE)
+
     def deliver(self) -> None:
         """A webhook endpoint is to be told something."""
         self._send("deliver", CPU_QUEUE)

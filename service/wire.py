@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from service.batch import BatchStatus
+from service.batch import BatchStatus, LineState
 from service.catalog import ModelKind
 from service.targets import LONGEST_URL
 from service.upload import UploadStatus
@@ -283,7 +283,9 @@ class EngineWork(Reply):
 
     `computed_tokens` went through the model, `padding` of them (0 to 1) for no line's sake; lines
     that repeat another's text compute nothing. `seconds` are the lines' shares of its time. Of a
-    line's share, median and 95th percentile are known once the batch has ended.
+    line's share, median and 95th percentile are known once the batch has ended. `ttft_ms` is the
+    mean time of an answer from when its prompt was begun to its first token, `tpot_ms` that of each
+    token after it; null where nothing is made token by token.
     """
 
     tokens: int
@@ -294,6 +296,10 @@ class EngineWork(Reply):
     rows_per_step: float | None
     p50_ms: float | None
     p95_ms: float | None
+    cached_tokens: int
+    preempted: int
+    ttft_ms: float | None
+    tpot_ms: float | None
 
 
 class BatchExtras(Reply):
@@ -301,6 +307,9 @@ class BatchExtras(Reply):
 
     error_count: int
     cost: Cost
+    paused: bool
+    retry_of: str | None
+    retried_by: str | None
     engine: EngineWork | None
 
 
@@ -337,6 +346,38 @@ class BatchList(Reply):
 
     object: Literal["list"]
     data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class BatchDeleted(Reply):
+    """A batch that is gone."""
+
+    id: str
+    object: Literal["batch"]
+    deleted: Literal[True]
+
+
+class LineObject(Reply):
+    """A line of a batch: where it stands, how often it was tried, and what went wrong last."""
+
+    id: str
+    object: Literal["batch.line"]
+    line: int
+    custom_id: str
+    status: LineState
+    attempts: int
+    next_try_at: int | None
+    status_code: int | None
+    error_code: str | None
+
+
+class LineList(Reply):
+    """A page of lines."""
+
+    object: Literal["list"]
+    data: list[LineObject]
     first_id: str | None
     last_id: str | None
     has_more: bool

@@ -19,7 +19,7 @@ from service.clock import monotonic
 from service.db import batches, session
 from service.db.models import Batch, File, RequestLine, Shard, Stage
 from service.ids import new_id
-from worker import assemble, clean, plan, stages, tick, validate
+from worker import assemble, clean, plan, remove, stages, tick, validate
 from worker.drain import Drain, Places
 from worker.engine_loop import EngineLoop
 from worker.execute import ModelOnLoop
@@ -202,6 +202,10 @@ class Pipeline:
         """Every clean stage that is ready."""
         stages.run_ready(self.resources, StageName.CLEAN, clean.clean)
 
+    def remove(self) -> None:
+        """Every remove stage that is ready."""
+        stages.run_ready(self.resources, StageName.REMOVE, remove.remove)
+
     @contextmanager
     def engine(
         self,
@@ -318,6 +322,31 @@ class Pipeline:
             batch = batches.cancel(transaction, self.project_id, batch_id, now)
             assert batch is not None
             return batch.status
+
+    def pause(self, batch_id: uuid.UUID) -> None:
+        """What POST …/pause does."""
+        with self.resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            assert batches.pause(transaction, self.project_id, batch_id, now) is not None
+
+    def resume(self, batch_id: uuid.UUID) -> None:
+        """What POST …/resume does."""
+        with self.resources.database.transaction() as transaction:
+            assert batches.resume(transaction, self.project_id, batch_id) is not None
+
+    def retry(self, batch_id: uuid.UUID) -> uuid.UUID:
+        """What POST …/retry does; the new batch."""
+        with self.resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            made = batches.retry(transaction, self.project_id, batch_id, now)
+            assert made is not None
+            return made.id
+
+    def delete(self, batch_id: uuid.UUID) -> bool:
+        """What DELETE does."""
+        with self.resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            return batches.delete(transaction, self.project_id, batch_id, now)
 
     def open_stages(self, batch_id: uuid.UUID) -> list[StageName]:
         """Stages that are ready or leased."""

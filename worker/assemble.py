@@ -23,6 +23,7 @@ from service.batch import LineState
 from service.db import batches, lines, queue, session
 from service.db.models import Batch, File, Part
 from service.ids import Prefix, new_id, show
+from service.places import result_key
 from service.settings import MIB
 from service.storage import ObjectWriter, Storage
 from service.wire import BATCH_OUTPUT
@@ -86,13 +87,8 @@ def _parts(transaction: Session, batch_id: UUID) -> list[str]:
     )
 
 
-def results_prefix(batch_hex: str) -> str:
-    """Under this, and nowhere else, lie the files that attempts at the batch's results wrote."""
-    return f"results/{batch_hex}/"
-
-
 def _open(stack: ExitStack, storage: Storage, lease: queue.Lease, name: str) -> _Result:
-    key = f"{results_prefix(lease.batch_id.hex)}{name}-{lease.attempt}"
+    key = result_key(lease.batch_id, name, lease.attempt)
     return _Result(new_id(), key, stack.enter_context(storage.writer(key)))
 
 

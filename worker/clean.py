@@ -4,10 +4,9 @@ from sqlalchemy import select
 
 from service.db import queue
 from service.db.models import Batch, File
-from worker.assemble import results_prefix
+from service.places import parts_prefix, results_prefix
 from worker.lease import KeptLease
 from worker.resources import Resources
-from worker.write_back import parts_prefix
 
 
 def clean(resources: Resources, kept: KeptLease) -> None:

@@ -22,7 +22,6 @@ from engine.request import (
     TokenClassification,
 )
 from engine.surface import TokenizerLike
-from service.batch import BatchStatus
 from service.bodies.check import InvalidBody, Rules
 from service.catalog import Model
 from service.clock import Clock
@@ -45,6 +44,9 @@ POLL_S = 0.5
 DEATHS = 2
 """After the first death of its worker a shard runs alone; after so many it is cut in halves, until
 the line that kills workers stands by itself. One that still does is not tried again."""
+
+FAILURES = 2
+"""The same of attempts that end in an exception of ours: only the line at fault pays for it."""
 
 _FAILURES = {
     FailureReason.TOO_LONG: LineFailure.TOO_LONG,
@@ -122,7 +124,8 @@ class ShardRun:
         self._begun_at = self._flushed_at = clock()
 
     def run(self) -> bool:
-        """Answer every line, or hand back at a cancel or shutdown. True where the batch closed.
+        """Answer every line, or hand back at a cancel, pause or shutdown. True where the batch
+        closed by it.
 
         Raises LeaseLost, or whatever a bug raises; the engine then holds nothing of the shard.
         """
@@ -144,7 +147,7 @@ class ShardRun:
 
     def _must_end(self) -> bool:
         self._kept.check()
-        return self._kept.cancelling or self._stopping()
+        return self._kept.handing_back or self._stopping()
 
     def _begin(self) -> Iterator[list[tuple[PendingLine, bytes]]]:
         """What is to be run, in plan order, a few lines at a time."""
@@ -165,7 +168,7 @@ class ShardRun:
             return iter(())
         by_line = {row.line: row for row in rows}
         ordered = [line for line in self._shard.lines if line in by_line]
-        if len(rows) > 1 and self._shard.deaths >= DEATHS:
+        if self._to_be_cut(rows, file):
             self._halves = (ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :])
             return iter(())
         self._endpoint = batch.endpoint
@@ -178,9 +181,20 @@ class ShardRun:
         if prepared:
             self._on.loop.submit(prepared, self._inbox)
 
+    def _to_be_cut(self, rows: Sequence[PendingLine], file: File) -> bool:
+        """Whether one of several lines may be what went wrong, and is yet to be found."""
+        if len(rows) < 2:
+            return False
+        if self._shard.failures >= FAILURES:
+            # Bytes that are gone are no line's fault: halves would fare no better.
+            self._resources.storage.size(file.storage_key)
+            return True
+        return self._shard.deaths >= DEATHS
+
     def _given_up(self, rows: Sequence[PendingLine]) -> GivenUp | None:
-        """Why the shard's lines are not tried again, if so."""
-        if self._shard.failures >= self._resources.settings.max_attempts:
+        """Why the shard's lines are not tried again, if so. Of several lines, because they could
+        not even be cut."""
+        if self._shard.failures >= max(self._resources.settings.max_attempts, FAILURES + 1):
             return GivenUp.INTERNAL_ERROR
         if len(rows) == 1 and self._shard.deaths > DEATHS:
             return GivenUp.WORKER_CRASH
@@ -273,9 +287,9 @@ class ShardRun:
     def _flush(self) -> None:
         self._flushed_at = self._clock()
         finished, self._finished = self._finished, []
-        status = flush(self._resources, self._shard.lease, self._on.model, self._sequence, finished)
-        if status is BatchStatus.CANCELLING:
-            self._kept.cancel()
+        self._kept.heed(
+            flush(self._resources, self._shard.lease, self._on.model, self._sequence, finished)
+        )
         self._sequence += 1
         self._on.loop.answered(each.effort.engine_s for each in finished if each.succeeded)
 
@@ -308,11 +322,17 @@ class ShardRun:
         queue.add_shards(transaction, lease.batch_id, [shard], not_before=until)
 
     def _cut(self, transaction: Session, now: datetime) -> None:
-        """Halves of a shard that ended its worker: each of them will run alone."""
+        """Halves of a shard that ended its worker, or an attempt: each of them will run alone."""
         if not self._halves:
             return
         shards = [
-            queue.NewShard(self._shard.model, half, max(1, self._shard.cost // 2), deaths=1)
+            queue.NewShard(
+                self._shard.model,
+                half,
+                max(1, self._shard.cost // 2),
+                failures=min(self._shard.failures, FAILURES - 1),
+                deaths=min(self._shard.deaths, DEATHS - 1),
+            )
             for half in self._halves
         ]
         queue.add_shards(transaction, self._shard.lease.batch_id, shards, not_before=now)

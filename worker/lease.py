@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Self
+from typing import Self, assert_never
 
 import structlog
 
-from service.batch import BatchStatus
+from service.batch import Ask
 from service.db import queue, session
 from service.db.session import Database
 
@@ -20,12 +20,18 @@ class Cancelling(Exception):
 
 
 class KeptLease:
-    """A lease that a Keeper renews. `cancelling` and `lost` are set by the Keeper's thread."""
+    """A lease that a Keeper renews. What is asked of it is set by the Keeper's thread."""
 
     def __init__(self, lease: queue.Lease) -> None:
         self.lease = lease
         self._lost = threading.Event()
         self._cancelling = threading.Event()
+        self._pausing = threading.Event()
+
+    @property
+    def handing_back(self) -> bool:
+        """Whether the batch is to end or to rest: flush what is finished and hand back."""
+        return self._cancelling.is_set() or self._pausing.is_set()
 
     @property
     def cancelling(self) -> bool:
@@ -47,9 +53,17 @@ class KeptLease:
         """The claim is gone."""
         self._lost.set()
 
-    def cancel(self) -> None:
-        """The batch is being cancelled."""
-        self._cancelling.set()
+    def heed(self, asked: Ask) -> None:
+        """Take note of what the batch asks."""
+        match asked:
+            case Ask.GO_ON:
+                pass
+            case Ask.PAUSE:
+                self._pausing.set()
+            case Ask.CANCEL:
+                self._cancelling.set()
+            case unreachable:
+                assert_never(unreachable)
 
 
 class Keeper:
@@ -116,9 +130,8 @@ class Keeper:
         try:
             with self._database.transaction() as transaction:
                 until = session.now(transaction) + self._lease
-                status = queue.renew(transaction, one.lease, until=until)
+                asked = queue.renew(transaction, one.lease, until=until)
         except queue.LeaseLost:
             one.lose()
         else:
-            if status is BatchStatus.CANCELLING:
-                one.cancel()
+            one.heed(asked)

@@ -4,18 +4,14 @@ Doing any of it twice, or in two workers at once, is harmless. It talks to the o
 runs apart from the tick, by one process at a time: a store that hangs must not hold up the clock.
 """
 
-from datetime import timedelta
-
 import structlog
 
 from service.db import idempotency, queue, session, sweep, uploads
+from service.doctor import ABANDONED_AFTER
 from service.storage import StorageError
 from worker.resources import Resources
 
 log = structlog.get_logger()
-
-ABANDONED_AFTER = timedelta(days=1)
-"""Nothing that this service writes takes so long: whoever was at it has died."""
 
 
 def sweep_all(resources: Resources) -> None:

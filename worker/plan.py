@@ -19,10 +19,11 @@ from sqlalchemy import select
 from engine.surface import TokenizerLike
 from service.bodies.check import InvalidBody, Rules
 from service.catalog import Catalog, Model, ModelKind
-from service.db import batches, queue, session, workers
+from service.db import batches, lines, queue, session, workers
 from service.db.models import Batch, File
 from service.jsonl import RawLine, split
 from worker import prompts
+from worker.fetch import fetch
 from worker.lease import KeptLease
 from worker.prompts import Generate, Prompt
 from worker.readings import Reading, ZeroShot
@@ -51,6 +52,9 @@ DEFAULT_SPEEDS: Mapping[ModelKind, float] = {
 
 MAX_COST = 2**31 - 1
 """Of one line, as the plan keeps it."""
+
+LINES_AT_ONCE = 1_000
+"""Rows of a retry's lines that are held at once."""
 
 MAX_SHARD_LINES = 10_000
 """Bounds a shard of very short lines, so that claims and write-backs stay small."""
@@ -85,9 +89,7 @@ def plan(resources: Resources, kept: KeptLease) -> None:
         ).one()
         speeds = workers.speeds(transaction)
     counter = _Counter(resources, batch.endpoint, kept)
-    # Every line was found small enough; a limit that was lowered since then must not lose one.
-    chunks = resources.storage.stream(file.storage_key)
-    costs = counter.count(split(chunks, limit=max(1, file.bytes)))
+    costs = counter.count(_lines_of(resources, batch, file))
     budgets = [
         _speed(resources.catalog, speeds, model) * resources.settings.shard_s
         for model in counter.models
@@ -105,6 +107,27 @@ def plan(resources: Resources, kept: KeptLease) -> None:
     log.info("planned", batch=batch_id.hex, lines=len(costs.line), shards=number)
     for model in counter.models:
         resources.waker.drain(model)
+
+
+def _lines_of(resources: Resources, batch: Batch, file: File) -> Iterator[RawLine]:
+    """The batch's lines with their bytes, in input order."""
+    if batch.retry_of is not None:
+        return _some_lines(resources, batch, file)
+    # Every line was found small enough; a limit that was lowered since then must not lose one.
+    return split(resources.storage.stream(file.storage_key), limit=max(1, file.bytes))
+
+
+def _some_lines(resources: Resources, batch: Batch, file: File) -> Iterator[RawLine]:
+    """Those that a retry took over; the rest of the file is not read."""
+    last = 0
+    while True:
+        with resources.database.transaction() as transaction:
+            rows = lines.pending_after(transaction, batch.id, after=last, limit=LINES_AT_ONCE)
+        if not rows:
+            return
+        for row, raw in fetch(resources.storage, file.storage_key, rows):
+            yield RawLine(row.line, row.byte_offset, row.byte_length, raw)
+        last = rows[-1].line
 
 
 def _speed(catalog: Catalog, speeds: Mapping[str, float], model_id: str) -> float:
@@ -142,8 +165,8 @@ class _Counter:
     def count(self, raw_lines: Iterable[RawLine]) -> Costs:
         line, model, tokens = array("i"), array("i"), array("i")
         keys = array("Q")
-        for found in raw_lines:
-            if found.number % 1_000 == 0:
+        for position, found in enumerate(raw_lines):
+            if position % 1_000 == 0:
                 self._kept.check_cancelling()
             if found.raw is None:
                 continue

@@ -6,6 +6,7 @@ import structlog
 
 from service.batch import StageName
 from service.db import batches, queue, session
+from service.db.checks import OFTEN
 from service.db.queue import Lease, LeaseLost
 from worker.lease import Cancelling, Keeper, KeptLease
 from worker.resources import Resources
@@ -74,6 +75,10 @@ def _hand_back(resources: Resources, lease: Lease) -> None:
 def _give_up(resources: Resources, lease: Lease) -> None:
     try:
         with resources.database.transaction() as transaction:
-            queue.give_up(transaction, lease, now=session.now(transaction))
+            failures = queue.give_up(transaction, lease, now=session.now(transaction))
     except LeaseLost:
         log.info("lease lost, nothing to give up", batch=lease.batch_id.hex)
+        return
+    if failures >= OFTEN:
+        # The batch cannot end by itself: somebody has to look. `halfrate doctor` shows it too.
+        log.error("stage keeps failing", batch=lease.batch_id.hex, failures=failures)

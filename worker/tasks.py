@@ -9,6 +9,7 @@ from worker import clean as cleaning
 from worker import deliver as delivering
 from worker import leftovers
 from worker import plan as planning
+from worker import remove as removing
 from worker import tick as ticking
 from worker import validate as validating
 from worker.app import app
@@ -38,6 +39,12 @@ def assemble() -> None:
 def clean() -> None:
     """Remove what ended batches left."""
     run_ready(of_cpu_process(), StageName.CLEAN, cleaning.clean)
+
+
+@app.task(name="halfrate.remove")
+def remove() -> None:
+    """Remove the rows of deleted batches."""
+    run_ready(of_cpu_process(), StageName.REMOVE, removing.remove)
 
 
 @app.task(name="halfrate.deliver")

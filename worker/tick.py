@@ -13,14 +13,12 @@ from uuid import UUID
 import structlog
 
 from service.batch import StageName
-from service.db import batches, queue, session, webhooks, workers
+from service.db import batches, checks, queue, session, webhooks, workers
 from service.db.session import Database
+from service.doctor import SILENT_LEASES
 from worker.resources import Resources
 
 log = structlog.get_logger()
-
-SILENT_LEASES = 3
-"""A worker not heard of for so many leases is forgotten."""
 
 
 def tick(resources: Resources) -> None:
@@ -75,17 +73,27 @@ def _expire(database: Database, batch_id: UUID) -> None:
 
 
 def close_stalled(database: Database) -> None:
-    """Batches with nothing left to claim that nobody closed."""
+    """Batches with nothing left to claim that nobody closed, or that nobody is to assemble."""
     with database.transaction() as transaction:
         stalled = batches.stalled(transaction)
+        decided = checks.unassembled(transaction)
     for batch_id in stalled:
         _do(partial(_advance, database, batch_id))
+    for batch_id in decided:
+        log.error("batch was left without its assemble stage", batch=batch_id.hex)
+        _do(partial(_assemble_anew, database, batch_id))
 
 
 def _advance(database: Database, batch_id: UUID) -> None:
     with database.transaction() as transaction:
         session.wait_briefly(transaction)
         batches.advance(transaction, batch_id, session.now(transaction))
+
+
+def _assemble_anew(database: Database, batch_id: UUID) -> None:
+    with database.transaction() as transaction:
+        session.wait_briefly(transaction)
+        checks.assemble_anew(transaction, batch_id, session.now(transaction))
 
 
 def sweep_deliveries(database: Database) -> None:
@@ -112,6 +120,7 @@ def wake(resources: Resources) -> None:
         StageName.PLAN: resources.waker.plan,
         StageName.ASSEMBLE: resources.waker.assemble,
         StageName.CLEAN: resources.waker.clean,
+        StageName.REMOVE: resources.waker.remove,
     }
     for stage in stages:
         wakes[stage]()

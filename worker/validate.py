@@ -22,6 +22,8 @@ from service.storage import MissingObject
 from worker.lease import Cancelling, KeptLease
 from worker.resources import Resources
 
+BYTES_GONE = LineError("input_file_missing", "The bytes of the input file are gone.")
+
 
 def validate(resources: Resources, kept: KeptLease) -> None:
     """Accept the file (lines stored, plan stage added) or fail the batch with what is wrong.
@@ -31,6 +33,9 @@ def validate(resources: Resources, kept: KeptLease) -> None:
     batch_id = kept.lease.batch_id
     with resources.database.transaction() as transaction:
         batch, file = _with_input(transaction, batch_id)
+    if batch.retry_of is not None:
+        _validate_again(resources, kept.lease, batch.retry_of, file)
+        return
     reader = _Reader(resources, batch.endpoint, kept)
     try:
         with resources.database.transaction() as transaction:
@@ -38,14 +43,27 @@ def validate(resources: Resources, kept: KeptLease) -> None:
                 transaction, batch_id, reader.rows(resources.storage.stream(file.storage_key))
             )
             _check_whole(resources, transaction, batch_id, reader)
-            _accept(transaction, kept.lease, count, reader.models)
+            _accept(transaction, kept.lease, count, reader.model)
     except MissingObject:
-        refused = [LineError("input_file_missing", "The bytes of the input file are gone.")]
-        _refuse(resources, kept.lease, refused, 1)
+        _refuse(resources, kept.lease, [BYTES_GONE], 1)
     except _Refused as refusal:
         _refuse(resources, kept.lease, refusal.errors, refusal.number)
     else:
         resources.waker.plan()
+
+
+def _validate_again(resources: Resources, lease: queue.Lease, source_id: UUID, file: File) -> None:
+    """A retry reads nothing: its lines were found good when the batch before it was validated."""
+    try:
+        resources.storage.size(file.storage_key)
+    except MissingObject:
+        _refuse(resources, lease, [BYTES_GONE], 1)
+        return
+    with resources.database.transaction() as transaction:
+        source = transaction.get_one(Batch, source_id)
+        count = lines.take_over(transaction, lease.batch_id, source_id=source_id)
+        _accept(transaction, lease, count, source.model)
+    resources.waker.plan()
 
 
 def _with_input(transaction: Session, batch_id: UUID) -> tuple[Batch, File]:
@@ -77,7 +95,12 @@ class _Reader:
         self.requests = 0
         self.errors: list[LineError] = []
         self.error_count = 0
-        self.models: set[str] = set()
+        self._models: set[str] = set()
+
+    @property
+    def model(self) -> str | None:
+        """The one model of all lines; None where they name several."""
+        return next(iter(self._models)) if len(self._models) == 1 else None
 
     def rows(self, chunks: Iterator[bytes]) -> Iterator[lines.NewLine]:
         """Every line that has a custom_id: a bad one's may stand on another line too, and with a
@@ -98,7 +121,7 @@ class _Reader:
     def _take(self, found: RawLine) -> str | None:
         checked = self._check(found)
         if isinstance(checked, ValidLine):
-            self.models.add(checked.model)
+            self._models.add(checked.model)
             return checked.custom_id
         self._note(checked)
         return None if found.raw is None else checks.custom_id_of(found.raw)
@@ -137,14 +160,12 @@ def _check_whole(
         raise _Refused(errors[:limit], number)
 
 
-def _accept(transaction: Session, lease: queue.Lease, count: int, models: set[str]) -> None:
+def _accept(transaction: Session, lease: queue.Lease, count: int, model: str | None) -> None:
     now = session.now(transaction)
     _still_wanted(transaction, lease)
     queue.settle(transaction, lease)
     transaction.execute(
-        update(Batch)
-        .where(Batch.id == lease.batch_id)
-        .values(total=count, model=next(iter(models)) if len(models) == 1 else None)
+        update(Batch).where(Batch.id == lease.batch_id).values(total=count, model=model)
     )
     batches.move(transaction, lease.batch_id, BatchStatus.IN_PROGRESS, now)
     queue.add_stage(transaction, lease.batch_id, StageName.PLAN, now)

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import structlog
 
-from service.batch import BatchStatus, LineState
+from service.batch import Ask, LineState
 from service.catalog import Model
 from service.db import lines, session
 from service.db.queue import Lease, LeaseLost
+from service.places import part_key
 from service.prices import cost
 from worker.answers import Answered, response_line
 from worker.resources import Resources
@@ -33,11 +34,6 @@ class Record(NamedTuple):
     data: bytes
 
 
-def parts_prefix(batch_hex: str) -> str:
-    """Under this, and nowhere else, lie the parts of a batch."""
-    return f"parts/{batch_hex}/"
-
-
 def encode(record: Record) -> bytes:
     """The record as it stands in a part, its line end included."""
     return b"%012d%b%b\n" % (record.line, record.kind, record.data)
@@ -50,18 +46,18 @@ def decode(raw: bytes) -> Record:
 
 def flush(
     resources: Resources, lease: Lease, model: Model, sequence: int, answered: Sequence[Answered]
-) -> BatchStatus | None:
-    """Write back these lines; answers the batch's status, None where there was nothing to write.
+) -> Ask:
+    """Write back these lines; answers what the batch asks, as far as a write has shown it.
 
     Raises LeaseLost, and then none of them is recorded.
     """
     if not answered:
-        return None
+        return Ask.GO_ON
     data, rows = _part(answered)
     costs = [
         cost(model, input_tokens=row.input_tokens, output_tokens=row.output_tokens) for row in rows
     ]
-    key = f"{parts_prefix(lease.batch_id.hex)}{lease.id.hex}-{lease.attempt}-{sequence}"
+    key = part_key(lease.batch_id, lease.id, lease.attempt, sequence)
     part = lines.NewPart(
         sequence=sequence,
         storage_key=key,
@@ -74,12 +70,12 @@ def flush(
     resources.storage.put(key, data)
     try:
         with resources.database.transaction() as transaction:
-            status = lines.record(transaction, lease, part, rows, session.now(transaction))
+            asked = lines.record(transaction, lease, part, rows, session.now(transaction))
     except LeaseLost:
         resources.storage.delete([key])
         raise
     log.debug("flushed", batch=lease.batch_id.hex, shard=lease.id.hex, lines=len(rows))
-    return status
+    return asked
 
 
 def _part(answered: Sequence[Answered]) -> tuple[bytes, list[lines.Answer]]:

@@ -1,4 +1,4 @@
-"""How does a client create, follow, list and cancel batches?"""
+"""How does a client create, follow, list, steer and remove batches?"""
 
 from datetime import timedelta
 from typing import Annotated
@@ -12,16 +12,26 @@ from service.api.body import read_json
 from service.api.deps import Needs, Parts
 from service.api.errors import documented
 from service.api.idempotency import Key, Once, digest
-from service.api.paging import cursor
+from service.api.paging import cursor, unknown_after
+from service.batch import LineState
 from service.catalog import Catalog, endpoints_of
-from service.db import batches, files
+from service.db import batches, files, lines
 from service.db.models import Batch
 from service.db.session import now
 from service.db.upload_models import KeyedRoute
 from service.errors import BadRequest, NotFound
-from service.wire import BatchList, BatchObject, CreateBatch, Purpose, window
+from service.wire import (
+    BatchDeleted,
+    BatchList,
+    BatchObject,
+    CreateBatch,
+    LineList,
+    Purpose,
+    window,
+)
 
 MAX_PAGE = 100
+MAX_LINES = 1_000
 
 CREATE_BODY = {
     "requestBody": {
@@ -98,7 +108,7 @@ def list_batches(
     with parts.database.transaction() as session:
 
         def known(batch_id: UUID) -> bool:
-            return batches.get(session, caller.project_id, batch_id) is not None
+            return batches.was_ever(session, caller.project_id, batch_id)
 
         behind = cursor(after, ids.Prefix.BATCH, known, what="batch")
         rows = batches.page(session, caller.project_id, after=behind, limit=limit + 1)
@@ -131,6 +141,83 @@ def _cancelled(parts: Parts, caller: Caller, batch_id: str) -> BatchObject:
         return view.batch_object(_known(batch, batch_id))
 
 
+@router.post("/{batch_id}/retry", responses=documented(404, 409))
+def retry_batch(batch_id: str, caller: Submitter, parts: Needs) -> BatchObject:
+    """Run what an ended batch left without a success again, as a new batch with a window of its
+    own. Asked again, the same batch is answered."""
+    parsed = ids.parse(ids.Prefix.BATCH, batch_id)
+    with parts.database.transaction() as session:
+        made = None
+        if parsed is not None:
+            made = batches.retry(session, caller.project_id, parsed, now(session))
+        shown = view.batch_object(_known(made, batch_id))
+    parts.waker.validate()
+    return shown
+
+
+@router.post("/{batch_id}/pause", responses=documented(404, 409))
+def pause_batch(batch_id: str, caller: Submitter, parts: Needs) -> BatchObject:
+    """Run no more lines of a batch for now. Its window runs on."""
+    parsed = ids.parse(ids.Prefix.BATCH, batch_id)
+    with parts.database.transaction() as session:
+        batch = None
+        if parsed is not None:
+            batch = batches.pause(session, caller.project_id, parsed, now(session))
+        return view.batch_object(_known(batch, batch_id))
+
+
+@router.post("/{batch_id}/resume", responses=documented(404, 409))
+def resume_batch(batch_id: str, caller: Submitter, parts: Needs) -> BatchObject:
+    """Run a paused batch again."""
+    parsed = ids.parse(ids.Prefix.BATCH, batch_id)
+    with parts.database.transaction() as session:
+        batch = None
+        if parsed is not None:
+            batch = batches.resume(session, caller.project_id, parsed)
+        shown = view.batch_object(_known(batch, batch_id))
+    if shown.model is not None:  # where lines name several, the next tick wakes the workers
+        parts.waker.drain(shown.model)
+    return shown
+
+
+@router.delete("/{batch_id}", responses=documented(404, 409))
+def delete_batch(batch_id: str, caller: Submitter, parts: Needs) -> BatchDeleted:
+    """Remove an ended batch, its lines and its result files. The input file stays."""
+    parsed = ids.parse(ids.Prefix.BATCH, batch_id)
+    with parts.database.transaction() as session:
+        known = parsed is not None and batches.delete(
+            session, caller.project_id, parsed, now(session)
+        )
+    if not known:
+        raise _unknown(batch_id)
+    parts.waker.remove()
+    return BatchDeleted(id=batch_id, object="batch", deleted=True)
+
+
+@router.get("/{batch_id}/lines", responses=documented(400, 404))
+def list_lines(
+    batch_id: str,
+    caller: Reader,
+    parts: Needs,
+    status: LineState | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LINES)] = 100,
+    after: str | None = None,
+) -> LineList:
+    """The batch's lines in input order, a page at a time; of one status, where it is given."""
+    parsed = ids.parse(ids.Prefix.BATCH, batch_id)
+    with parts.database.transaction() as session:
+        batch = None if parsed is None else batches.get(session, caller.project_id, parsed)
+        found = _known(batch, batch_id)
+        behind = 0
+        if after is not None:
+            number = ids.parse_line(after)
+            if number is None or not lines.is_there(session, found.id, number):
+                raise unknown_after(after, what="line")
+            behind = number
+        rows = lines.page(session, found.id, state=status, after=behind, limit=limit + 1)
+        return view.line_list(rows, limit=limit)
+
+
 def _check_endpoint(catalog: Catalog, endpoint: str) -> None:
     served = {name for model in catalog.models for name in endpoints_of(model)}
     if endpoint not in served:
@@ -152,5 +239,9 @@ def _bad_input(reason: str) -> BadRequest:
 
 def _known(batch: Batch | None, batch_id: str) -> Batch:
     if batch is None:
-        raise NotFound(f"No such Batch object: {batch_id[:64]}", param="id")
+        raise _unknown(batch_id)
     return batch
+
+
+def _unknown(batch_id: str) -> NotFound:
+    return NotFound(f"No such Batch object: {batch_id[:64]}", param="id")

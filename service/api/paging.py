@@ -15,9 +15,14 @@ def cursor(
         return None
     found = ids.parse(prefix, after)
     if found is None or not known(found):
-        raise BadRequest(
-            f"Invalid value for 'after': no {what} '{after[:64]}'.",
-            param="after",
-            code="invalid_value",
-        )
+        raise unknown_after(after, what=what)
     return found
+
+
+def unknown_after(after: str, *, what: str) -> BadRequest:
+    """400 for an `after` that names nothing."""
+    return BadRequest(
+        f"Invalid value for 'after': no {what} '{after[:64]}'.",
+        param="after",
+        code="invalid_value",
+    )

@@ -122,5 +122,19 @@ def migrate(home: HomeOption = HOME) -> None:
     database.migrate(home)
 
 
+@app.command()
+def doctor(
+    home: HomeOption = HOME,
+    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: an object a line.")
+    ] = False,
+) -> None:
+    """Look for what does not fit together. Exits with 1 where anything is left that does not."""
+    from service.cli import doctor as command  # noqa: PLC0415 - as above
+
+    command.doctor(home, fix=fix, as_json=as_json)
+
+
 if __name__ == "__main__":
     main()

@@ -8,10 +8,13 @@ terminal status itself is written by `end`, together with the files.
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, exists, or_, select, update
+from sqlalchemy import ColumnElement, and_, exists, null, or_, select, update
+from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
+from service import wire
 from service.batch import (
+    RUNNING,
     TERMINAL,
     BatchStatus,
     IllegalMove,
@@ -20,8 +23,8 @@ from service.batch import (
     StageName,
     before,
 )
-from service.db import lines, queue, webhooks
-from service.db.models import Batch, File, Shard, Stage
+from service.db import files, lines, queue, webhooks
+from service.db.models import Batch, File, Part, Shard, Stage
 from service.errors import Conflict
 from service.ids import new_id
 from service.webhook import EVENT_OF
@@ -48,8 +51,9 @@ def create(
     metadata: dict[str, str] | None,
     output_expires_after_s: int | None,
     now: datetime,
+    retry_of: UUID | None = None,
 ) -> Batch:
-    """A new batch, with its validate stage ready."""
+    """A new batch, with its validate stage ready. A retry takes over another one's lines there."""
     batch = Batch(
         id=new_id(),
         project_id=project_id,
@@ -61,6 +65,7 @@ def create(
         status=BatchStatus.VALIDATING,
         created_at=now,
         expires_at=now + window,
+        retry_of=retry_of,
     )
     session.add(batch)
     session.flush()
@@ -70,12 +75,32 @@ def create(
 
 def get(session: Session, project_id: UUID, batch_id: UUID) -> Batch | None:
     """The project's batch of that id."""
-    return session.scalar(select(Batch).where(Batch.id == batch_id, Batch.project_id == project_id))
+    return session.scalar(
+        select(Batch).where(_is(project_id, batch_id), Batch.deleted_at.is_(None))
+    )
+
+
+def was_ever(session: Session, project_id: UUID, batch_id: UUID) -> bool:
+    """Whether the id may stand as a page's `after`: deleted meanwhile is fine, or a client that
+    deletes what it lists could not turn the page."""
+    return session.scalar(select(Batch.id).where(_is(project_id, batch_id))) is not None
+
+
+def _is(project_id: UUID, batch_id: UUID) -> ColumnElement[bool]:
+    return and_(Batch.id == batch_id, Batch.project_id == project_id)
+
+
+def _lock_own(session: Session, project_id: UUID, batch_id: UUID) -> Batch | None:
+    """As `get`, locked until commit."""
+    if get(session, project_id, batch_id) is None:
+        return None
+    batch = queue.lock_batch(session, batch_id)
+    return batch if batch.deleted_at is None else None
 
 
 def page(session: Session, project_id: UUID, *, after: UUID | None, limit: int) -> list[Batch]:
     """At most `limit` batches, newest first, older than `after`."""
-    query = select(Batch).where(Batch.project_id == project_id)
+    query = select(Batch).where(Batch.project_id == project_id, Batch.deleted_at.is_(None))
     if after is not None:
         query = query.where(Batch.id < after)
     return list(session.scalars(query.order_by(Batch.id.desc()).limit(limit)))
@@ -100,9 +125,9 @@ def move(session: Session, batch_id: UUID, to: BatchStatus, now: datetime) -> No
 
 def cancel(session: Session, project_id: UUID, batch_id: UUID, now: datetime) -> Batch | None:
     """Ask for the end of a batch; a second time changes nothing. Raises Conflict once it ended."""
-    if get(session, project_id, batch_id) is None:
+    batch = _lock_own(session, project_id, batch_id)
+    if batch is None:
         return None
-    batch = queue.lock_batch(session, batch_id)
     if batch.status in {BatchStatus.CANCELLING, BatchStatus.CANCELLED}:
         return batch
     if BatchStatus.CANCELLING not in _after(batch.status):
@@ -113,6 +138,115 @@ def cancel(session: Session, project_id: UUID, batch_id: UUID, now: datetime) ->
     move(session, batch_id, BatchStatus.CANCELLING, now)
     advance(session, batch_id, now)
     return queue.lock_batch(session, batch_id)
+
+
+def pause(session: Session, project_id: UUID, batch_id: UUID, now: datetime) -> Batch | None:
+    """Let nobody claim shards of the batch; a second time changes nothing. Its window runs on.
+
+    Raises Conflict where it is not to run any more.
+    """
+    batch = _lock_own(session, project_id, batch_id)
+    if batch is None:
+        return None
+    if batch.frozen_at is not None or batch.status not in RUNNING:
+        raise Conflict(f"Cannot pause a batch with status '{batch.status}'.")
+    if batch.paused_at is None:
+        batch.paused_at = now
+        session.flush()
+    return batch
+
+
+def resume(session: Session, project_id: UUID, batch_id: UUID) -> Batch | None:
+    """Let shards be claimed again; of a batch that is not paused, or has run since, nothing.
+
+    Raises Conflict where it is not to run any more.
+    """
+    batch = _lock_own(session, project_id, batch_id)
+    if batch is None:
+        return None
+    # A client that did not hear our answer asks again, and the batch may have completed meanwhile.
+    ran = {BatchStatus.FINALIZING, BatchStatus.COMPLETED}
+    if batch.frozen_at is not None or batch.status not in RUNNING | ran:
+        raise Conflict(f"Cannot resume a batch with status '{batch.status}'.")
+    batch.paused_at = None
+    session.flush()
+    return batch
+
+
+def retry(session: Session, project_id: UUID, batch_id: UUID, now: datetime) -> Batch | None:
+    """A new batch of the lines that this one left without a success; asked again, the same one,
+    unless that is deleted or never ran.
+
+    Raises Conflict where there is nothing to run, or nothing to run it from.
+    """
+    source = _lock_own(session, project_id, batch_id)
+    if source is None:
+        return None
+    if source.status not in TERMINAL:
+        raise Conflict(f"Cannot retry a batch with status '{source.status}'.")
+    if source.retried_by is not None:
+        already = get(session, project_id, source.retried_by)
+        if already is not None and not _never_ran(already):
+            return already
+    if source.completed == source.total:
+        raise Conflict("Nothing is left to retry: no line failed, expired or was cancelled.")
+    # Deleted, it has no reader left, so its bytes go any moment.
+    if files.hold(session, project_id, source.input_file_id, now) is None:
+        raise Conflict("The input file of this batch is gone: upload it again for a new batch.")
+    made = create(
+        session,
+        project_id=project_id,
+        endpoint=source.endpoint,
+        input_file_id=source.input_file_id,
+        completion_window=source.completion_window,
+        window=wire.window(source.completion_window),
+        metadata=source.metadata_,
+        output_expires_after_s=source.output_expires_after_s,
+        now=now,
+        retry_of=source.id,
+    )
+    source.retried_by = made.id
+    session.flush()
+    return made
+
+
+def _never_ran(batch: Batch) -> bool:
+    return batch.status in TERMINAL and batch.in_progress_at is None
+
+
+def delete(session: Session, project_id: UUID, batch_id: UUID, now: datetime) -> bool:
+    """Take an ended batch and its files from the API; a stage removes what it holds. Answers
+    whether there is, or was, such a batch.
+
+    Raises Conflict while it runs, or while a retry of it has not got its lines yet.
+    """
+    if not was_ever(session, project_id, batch_id):
+        return False
+    batch = queue.lock_batch(session, batch_id)
+    if batch.deleted_at is not None:
+        return True
+    if batch.status not in TERMINAL:
+        raise Conflict(f"Cannot delete a batch with status '{batch.status}'. Cancel it first.")
+    taken_over = None if batch.retried_by is None else session.get(Batch, batch.retried_by)
+    if taken_over is not None and taken_over.status is BatchStatus.VALIDATING:
+        raise Conflict("Cannot delete a batch whose retry is still being validated.")
+    batch.deleted_at = now
+    session.flush()
+    results = [each for each in (batch.output_file_id, batch.error_file_id) if each is not None]
+    session.execute(
+        update(File).where(File.id.in_(results), File.deleted_at.is_(None)).values(deleted_at=now)
+    )
+    queue.add_stage(session, batch_id, StageName.REMOVE, now)
+    return True
+
+
+def forget(session: Session, batch_id: UUID) -> None:
+    """Of a deleted batch, whose lines are gone, keep what the ledger and its links name."""
+    session.execute(sql_delete(Part).where(Part.batch_id == batch_id))
+    session.execute(sql_delete(Shard).where(Shard.batch_id == batch_id))
+    session.execute(
+        update(Batch).where(Batch.id == batch_id).values(metadata_=null(), errors=null())
+    )
 
 
 def _after(status: BatchStatus) -> frozenset[BatchStatus]:
@@ -169,7 +303,7 @@ def due_to_expire(session: Session, now: datetime, *, limit: int = 100) -> list[
         session.scalars(
             select(Batch.id)
             .where(
-                Batch.status.in_([BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS]),
+                Batch.status.in_(RUNNING),
                 Batch.expires_at <= now,
                 Batch.frozen_at.is_(None),
             )
@@ -182,11 +316,7 @@ def due_to_expire(session: Session, now: datetime, *, limit: int = 100) -> list[
 def expire(session: Session, batch_id: UUID, now: datetime) -> bool:
     """Freeze the batch if its window has ended; the status follows with the files."""
     batch = queue.lock_batch(session, batch_id)
-    if (
-        batch.status not in {BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS}
-        or batch.frozen_at is not None
-        or batch.expires_at > now
-    ):
+    if batch.status not in RUNNING or batch.frozen_at is not None or batch.expires_at > now:
         return False
     _freeze(session, batch_id, LineState.EXPIRED, now)
     return True

@@ -1,7 +1,7 @@
 """How do request lines come in, get their answers, and freeze? By COPY and set-based UPDATEs."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -11,7 +11,7 @@ from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from service.batch import BatchStatus, LineState
+from service.batch import Ask, LineState, ask
 from service.db import queue
 from service.db.models import Batch, Part, RequestLine, UsageEntry
 from service.db.session import driver
@@ -64,7 +64,10 @@ class Effort:
 
     `computed_tokens` went through the model, `useful_tokens` of them for the texts' own sake;
     `engine_s` is their share of its time. `engine_rows` sequences filled `engine_steps` steps: one
-    that shared its step with three others counts as a quarter of a step.
+    that shared its step with three others counts as a quarter of a step. Of answers that are made
+    token by token, `first_token_s` is how long their first tokens took from when their prompts were
+    begun, `later_tokens_s` how long all `later_tokens` took from then; `preempted` of them had to
+    wait in the middle for memory.
     """
 
     computed_tokens: int = 0
@@ -72,15 +75,18 @@ class Effort:
     engine_s: float = 0.0
     engine_rows: int = 0
     engine_steps: float = 0.0
+    first_token_s: float = 0.0
+    later_tokens: int = 0
+    later_tokens_s: float = 0.0
+    preempted: int = 0
 
     def __add__(self, other: "Effort") -> "Effort":
         """Both, field by field."""
         return Effort(
-            self.computed_tokens + other.computed_tokens,
-            self.useful_tokens + other.useful_tokens,
-            self.engine_s + other.engine_s,
-            self.engine_rows + other.engine_rows,
-            self.engine_steps + other.engine_steps,
+            **{
+                field.name: getattr(self, field.name) + getattr(other, field.name)
+                for field in fields(self)
+            }
         )
 
 
@@ -152,29 +158,95 @@ def duplicates(session: Session, batch_id: UUID, *, limit: int) -> tuple[int, li
     return number, [NewLine(*row[:4]) for row in found]
 
 
+_TAKE_OVER = text(
+    """
+    INSERT INTO request_lines (batch_id, line, custom_id, byte_offset, byte_length)
+    SELECT :batch_id, line, custom_id, byte_offset, byte_length FROM request_lines
+    WHERE batch_id = :source_id AND state IN ('failed', 'expired', 'cancelled')
+    """
+)
+
+
+def take_over(session: Session, batch_id: UUID, *, source_id: UUID) -> int:
+    """Give the batch the lines that an ended one left without a success; answers how many.
+
+    They keep number, custom_id and place in the input file.
+    """
+    return (
+        session.connection()
+        .execute(_TAKE_OVER, {"batch_id": batch_id, "source_id": source_id})
+        .rowcount
+    )
+
+
+_REMOVE = text(
+    """
+    WITH taken AS (
+        SELECT line FROM request_lines WHERE batch_id = :batch_id AND line > :after
+        ORDER BY line LIMIT :limit
+    ), gone AS (
+        DELETE FROM request_lines AS line USING taken
+        WHERE line.batch_id = :batch_id AND line.line = taken.line
+    )
+    SELECT max(line) FROM taken
+    """
+)
+
+
+def remove(session: Session, batch_id: UUID, *, after: int, limit: int) -> int | None:
+    """Delete the next `limit` lines behind `after`; the last one's number, None for no more."""
+    given = {"batch_id": batch_id, "after": after, "limit": limit}
+    last: int | None = session.connection().execute(_REMOVE, given).scalar_one()
+    return last
+
+
 def drop(session: Session, batch_id: UUID) -> None:
     """Remove every line of a batch that never ran."""
     session.execute(delete(RequestLine).where(RequestLine.batch_id == batch_id))
 
 
+_PENDING = select(
+    RequestLine.line,
+    RequestLine.custom_id,
+    RequestLine.byte_offset,
+    RequestLine.byte_length,
+    RequestLine.attempts,
+).where(RequestLine.state == LineState.PENDING)
+
+
 def pending(session: Session, batch_id: UUID, lines: Sequence[int]) -> list[PendingLine]:
     """Of `lines`, those without an answer, by byte offset."""
-    rows = session.execute(
-        select(
-            RequestLine.line,
-            RequestLine.custom_id,
-            RequestLine.byte_offset,
-            RequestLine.byte_length,
-            RequestLine.attempts,
-        )
-        .where(
-            RequestLine.batch_id == batch_id,
-            RequestLine.line == func.any(list(lines)),
-            RequestLine.state == LineState.PENDING,
-        )
-        .order_by(RequestLine.byte_offset)
-    ).all()
+    mine = _PENDING.where(
+        RequestLine.batch_id == batch_id, RequestLine.line == func.any(list(lines))
+    )
+    rows = session.execute(mine.order_by(RequestLine.byte_offset)).all()
     return [PendingLine(*row) for row in rows]
+
+
+def pending_after(session: Session, batch_id: UUID, *, after: int, limit: int) -> list[PendingLine]:
+    """The next `limit` lines without an answer behind line `after`, by number, as by offset."""
+    mine = _PENDING.where(RequestLine.batch_id == batch_id, RequestLine.line > after)
+    rows = session.execute(mine.order_by(RequestLine.line).limit(limit)).all()
+    return [PendingLine(*row) for row in rows]
+
+
+def page(
+    session: Session, batch_id: UUID, *, state: LineState | None, after: int, limit: int
+) -> list[RequestLine]:
+    """At most `limit` lines behind line `after`, in input order; of one state, where it is given.
+
+    No index knows the states: one that did would be written with every answer. So a rare state is
+    found by reading the batch's lines, a few hundred thousand a second.
+    """
+    query = select(RequestLine).where(RequestLine.batch_id == batch_id, RequestLine.line > after)
+    if state is not None:
+        query = query.where(RequestLine.state == state)
+    return list(session.scalars(query.order_by(RequestLine.line).limit(limit)))
+
+
+def is_there(session: Session, batch_id: UUID, line: int) -> bool:
+    """Whether the batch has a line of that number."""
+    return session.get(RequestLine, (batch_id, line)) is not None
 
 
 # One statement whatever the number of lines. `state = 'pending'` is a second fence: a line that
@@ -201,10 +273,10 @@ _ANSWER = text(
 
 def record(
     session: Session, lease: queue.Lease, part: NewPart, answers: Sequence[Answer], now: datetime
-) -> BatchStatus:
+) -> Ask:
     """Write back: the part, its lines' answers, the batch's counts and sums, and the ledger.
 
-    Answers the batch's status, by which a worker learns of a cancel.
+    Answers what the batch asks, by which a worker learns of a cancel.
 
     Raises LeaseLost, and then nothing of it stands. Doing it twice (a commit of unknown outcome)
     leaves the same rows.
@@ -212,8 +284,9 @@ def record(
     batch = queue.lock_batch(session, lease.batch_id)
     # Before the fence: a part that is recorded stays so, whoever holds the shard by now.
     part_id = _add_part(session, lease, part, len(answers), now)
+    asked = ask(batch.status, paused=batch.paused_at is not None)
     if part_id is None:
-        return batch.status
+        return asked
     queue.hold(session, lease)
     columns: dict[str, list[Any]] = {
         name: [getattr(answer, name) for answer in answers] for name in Answer.__slots__
@@ -251,7 +324,7 @@ def record(
             **used,
         )
     )
-    return batch.status
+    return asked
 
 
 def _add_part(

@@ -116,6 +116,10 @@ class Batch(Base):
             " OR status IN ('completed', 'expired', 'cancelled')",
             name="files_when_ended",
         ),
+        CheckConstraint(
+            "deleted_at IS NULL OR status IN ('completed', 'failed', 'expired', 'cancelled')",
+            name="deleted_when_ended",
+        ),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -154,6 +158,10 @@ class Batch(Base):
     engine_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
     engine_rows: Mapped[int] = mapped_column(default=0, server_default="0")
     engine_steps: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    first_token_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    later_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    later_tokens_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    preempted: Mapped[int] = mapped_column(default=0, server_default="0")
     # Of a line's engine_ms; known once the batch has ended.
     p50_ms: Mapped[float | None]
     p95_ms: Mapped[float | None]
@@ -162,6 +170,13 @@ class Batch(Base):
     error_count: Mapped[int] = mapped_column(default=0)
     output_file_id: Mapped[UUID | None] = mapped_column(ForeignKey("files.id"))
     error_file_id: Mapped[UUID | None] = mapped_column(ForeignKey("files.id"))
+    # Whose unfinished lines these are, and the batch that took over the unfinished ones of this.
+    retry_of: Mapped[UUID | None] = mapped_column(ForeignKey("batches.id"))
+    retried_by: Mapped[UUID | None] = mapped_column(ForeignKey("batches.id"))
+    # Since when no shard may be claimed; of an ended batch it says nothing.
+    paused_at: Mapped[datetime | None]
+    # Takes it from the API. The row stays: ledger and links name it; its lines and texts go.
+    deleted_at: Mapped[datetime | None]
 
 
 class Stage(Base):

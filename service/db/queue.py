@@ -15,13 +15,15 @@ from sqlalchemy import ColumnElement, Engine, and_, case, exists, func, select, 
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from service.batch import BatchStatus, ShardState, StageName
+from service.batch import Ask, BatchStatus, ShardState, StageName, ask
 from service.db.models import Batch, Shard, Stage
 from service.db.session import driver
 from service.db.webhook_models import Delivery
 from service.ids import new_id
 
 Claimable = type[Stage] | type[Shard] | type[Delivery]
+
+CLAIMABLE: tuple[Claimable, ...] = (Stage, Shard, Delivery)
 
 MAX_BACKOFF = timedelta(seconds=60)
 
@@ -75,6 +77,17 @@ def add_stage(session: Session, batch_id: UUID, name: StageName, now: datetime) 
             failures=0,
         )
         .on_conflict_do_nothing(index_elements=["batch_id", "name"])
+    )
+
+
+def revive_stage(session: Session, batch_id: UUID, name: StageName, now: datetime) -> None:
+    """A mend, and no legal move: a stage that is said to be over is made ready, since what it does
+    has not been done. Its attempts are counted on, because keys in the store name them."""
+    over = Stage.state.in_([ShardState.DONE, ShardState.DEAD])
+    session.execute(
+        update(Stage)
+        .where(Stage.batch_id == batch_id, Stage.name == name, over)
+        .values(state=ShardState.READY, not_before=now)
     )
 
 
@@ -208,6 +221,7 @@ def runnable(now: datetime) -> ColumnElement[bool]:
         Shard.not_before <= now,
         Batch.status == BatchStatus.IN_PROGRESS,
         Batch.frozen_at.is_(None),
+        Batch.paused_at.is_(None),
         Batch.expires_at > now,
     )
 
@@ -240,8 +254,8 @@ def hold(session: Session, lease: Lease) -> None:
         raise LeaseLost(lease)
 
 
-def renew(session: Session, lease: Lease, *, until: datetime) -> BatchStatus:
-    """Extend the claim; answers the batch's status, by which a worker learns of a cancel."""
+def renew(session: Session, lease: Lease, *, until: datetime) -> Ask:
+    """Extend the claim; answers what the batch asks, by which a worker learns of a cancel."""
     renewed = session.execute(
         update(lease.table)
         .where(_fence(lease))
@@ -250,7 +264,10 @@ def renew(session: Session, lease: Lease, *, until: datetime) -> BatchStatus:
     ).scalar()
     if renewed is None:
         raise LeaseLost(lease)
-    return session.execute(select(Batch.status).where(Batch.id == lease.batch_id)).scalar_one()
+    batch = session.execute(
+        select(Batch.status, Batch.paused_at).where(Batch.id == lease.batch_id)
+    ).one()
+    return ask(batch.status, paused=batch.paused_at is not None)
 
 
 def settle(session: Session, lease: Lease) -> None:
@@ -324,6 +341,7 @@ class NewShard:
     model: str
     lines: Sequence[int]
     cost: int
+    failures: int = 0
     deaths: int = 0
 
 
@@ -341,21 +359,20 @@ def add_shards(
     with driver(session).cursor() as cursor, cursor.copy(_COPY_SHARDS) as copy:
         for count, shard in enumerate(shards, start=1):
             place, lines = first + count - 1, list(shard.lines)
-            what = (shard.model, lines, shard.cost, not_before, shard.deaths)
-            copy.write_row((new_id(), batch_id, place, *what, ShardState.READY.value, 0, 0))
+            what = (shard.model, lines, shard.cost, not_before, shard.failures, shard.deaths)
+            copy.write_row((new_id(), batch_id, place, *what, ShardState.READY.value, 0))
     return count
 
 
 _COPY_SHARDS = (
-    "COPY shards (id, batch_id, ordinal, model, lines, cost, not_before, deaths, state, attempt,"
-    " failures) FROM STDIN"
+    "COPY shards (id, batch_id, ordinal, model, lines, cost, not_before, failures, deaths, state,"
+    " attempt) FROM STDIN"
 )
 
 
 def reap(session: Session, now: datetime) -> list[Lease]:
     """Take back every claim whose lease has run out: leased → ready. Answers the lost claims."""
-    tables: tuple[Claimable, ...] = (Stage, Shard, Delivery)
-    return [lost for table in tables for lost in _reap(session, table, now)]
+    return [lost for table in CLAIMABLE for lost in _reap(session, table, now)]
 
 
 def _reap(session: Session, table: Claimable, now: datetime) -> list[Lease]:

@@ -75,7 +75,7 @@ def test_an_unknown_route_is_404_in_shape(api: Api, method: str, path: str) -> N
         ("PATCH", "/v1/batches", {"GET", "POST"}),
         ("DELETE", "/v1/models", {"GET"}),
         ("GET", "/v1/embeddings", {"POST"}),
-        ("DELETE", "/v1/batches/batch_1", {"GET"}),
+        ("PUT", "/v1/batches/batch_1", {"GET", "DELETE"}),
         ("PUT", "/v1/files/file-1", {"GET", "DELETE"}),
         ("POST", "/openapi.json", {"GET", "HEAD"}),
     ],

@@ -11,8 +11,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from service.ids import new_id
+from service.places import part_key
+from service.settings import Settings
 from service.stack.parts import EmbeddedUrls
 from service.stack.ports import LOOPBACK
+from service.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 
@@ -232,3 +236,35 @@ def test_a_process_without_its_settings_names_them(halfrate: Halfrate) -> None:
 def test_wrong_usage_is_status_two(halfrate: Halfrate) -> None:
     assert halfrate("key", "create", "--right=everything").returncode == 2
     assert halfrate("nothing").returncode == 2
+
+
+def test_the_doctor_says_what_is_wrong_and_mends_it(
+    halfrate: Halfrate, settings: Settings, storage: Storage
+) -> None:
+    where = {
+        "HALFRATE_DATABASE_URL": settings.database_url.get_secret_value(),
+        "HALFRATE_REDIS_URL": settings.redis_url.get_secret_value(),
+        "HALFRATE_S3_ENDPOINT_URL": str(settings.s3_endpoint_url),
+        "HALFRATE_S3_BUCKET": settings.s3_bucket,
+    }
+    for name in ("s3_access_key_id", "s3_secret_access_key"):
+        secret = getattr(settings, name)
+        where[f"HALFRATE_{name.upper()}"] = secret.get_secret_value()
+    assert halfrate.works("doctor", **where) == "All is well.\n"
+    stray = part_key(new_id(), new_id(), 1, 0)
+    storage.put(stray, b"x")
+    said = halfrate("doctor", **where)
+    assert said.returncode == 1
+    assert said.stdout == (
+        f"parts: 1 objects under parts/ that no row names, such as {stray}."
+        " --fix would: remove them\n"
+    )
+    assert said.stderr == "1 findings are left. --fix mends what it can.\n"
+    shown = json.loads(halfrate("doctor", "--json", **where).stdout)
+    assert (shown["check"], shown["mendable"], shown["mended"]) == ("parts", True, False)
+    assert halfrate.works("doctor", "--fix", **where).endswith("All is well.\n")
+    assert list(storage.list("parts/")) == []
+
+
+def test_the_doctor_of_a_home_without_a_stack_says_so(halfrate: Halfrate) -> None:
+    assert "halfrate up" in halfrate.fails("doctor")

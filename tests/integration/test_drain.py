@@ -211,9 +211,41 @@ def test_a_bug_in_answering_a_shard_does_not_stop_the_next_tenants(pipeline: Pip
     assert (shard.state, shard.failures, shard.deaths) == (ShardState.READY, 1, 0)
     pipeline.finish(buggy, make=lambda: Misshapen(Counter()))
     batch = invariants.check(pipeline, buggy)
-    assert (batch.completed, batch.failed) == (0, 2)
-    assert {error_of(line) for line in pipeline.errors(buggy)} == {(500, "internal_error")}
+    assert (batch.completed, batch.failed) == (1, 1)
+    assert [error_of(line) for line in pipeline.errors(buggy)] == [(500, "internal_error")]
     assert invariants.check(pipeline, other).completed == 1
+
+
+@pytest.mark.parametrize("engine", [Misshapen, Breaking])
+@pytest.mark.parametrize("most", [1, 3])
+def test_of_a_shard_that_fails_only_the_line_at_fault_does(
+    pipeline: Pipeline, engine: type[Watched], most: int
+) -> None:
+    """By halving, as the line that kills workers is found; `most` tries are those of a line that
+    was run, and this one never was."""
+    few = pipeline.having(max_attempts=most)
+    texts = [f"text {n}" for n in range(11)]
+    texts[7] = "bug" if engine is Misshapen else "break it"
+    seen: Counter[str] = Counter()
+    batch_id = planned(few, texts)
+    few.finish(batch_id, make=lambda: engine(seen), rounds=20)
+    batch = invariants.check(few, batch_id)
+    assert (batch.completed, batch.failed) == (10, 1)
+    assert [(line["custom_id"], error_of(line)) for line in few.errors(batch_id)] == [
+        ("7", (500, "internal_error"))
+    ]
+    # Each is told by its attempts alone: what failed before it was cut off is no line's attempt.
+    assert {row.attempts for row in few.line_rows(batch_id)} == {1}
+    # Tried twice whole, then once or twice in each of the four shards that it was in.
+    assert seen[texts[7]] <= 8
+
+
+def test_two_lines_at_fault_are_both_found(pipeline: Pipeline) -> None:
+    batch_id = planned(pipeline, ["bug one", "two", "three", "bug four", "five"])
+    pipeline.finish(batch_id, make=lambda: Misshapen(Counter()), rounds=20)
+    batch = invariants.check(pipeline, batch_id)
+    assert (batch.completed, batch.failed) == (3, 2)
+    assert [line["custom_id"] for line in pipeline.errors(batch_id)] == ["0", "3"]
 
 
 def test_a_store_that_is_away_costs_no_line_an_attempt(
@@ -245,6 +277,8 @@ def test_an_input_whose_bytes_are_gone_fails_its_lines(pipeline: Pipeline) -> No
     pipeline.finish(batch_id)
     batch = invariants.check(pipeline, batch_id)
     assert (batch.status, batch.failed) == (BatchStatus.COMPLETED, 2)
+    # They are not searched for the one at fault: there is none.
+    assert len(pipeline.shards(batch_id)) == 1
 
 
 def test_a_worker_that_stops_flushes_and_hands_back_the_rest(pipeline: Pipeline) -> None:

@@ -15,6 +15,7 @@ from service.batch import BatchStatus, LineState, ShardState, StageName
 from service.db import batches, lines, queue, session
 from service.db.models import Part, Shard, UsageEntry
 from service.db.queue import ClaimedShard, Lease, LeaseLost
+from service.places import parts_prefix
 from tests import invariants
 from tests.pipeline import Pipeline, embedding_line
 from tests.stand_ins import Gated, Watched
@@ -204,7 +205,7 @@ def test_a_flush_that_lost_its_lease_leaves_no_object(pipeline: Pipeline) -> Non
     assert model is not None
     with pytest.raises(LeaseLost):
         write_back.flush(pipeline.resources, old.lease, model, 0, [Answered(1, "0", 200, {"x": 1})])
-    prefix = write_back.parts_prefix(old.lease.batch_id.hex)
+    prefix = parts_prefix(old.lease.batch_id.hex)
     assert list(pipeline.resources.storage.list(prefix)) == []
     assert pipeline.finish(batch_id).status is BatchStatus.COMPLETED
     invariants.check(pipeline, batch_id)

@@ -61,7 +61,7 @@ class Contender:
         begun = time.perf_counter()
         ids = self._tokenizer.encode(self._texts)
         for index, result in engine.run(EncodeRequest(n, tuple(t)) for n, t in enumerate(ids)):
-            assert isinstance(result, Embedding)
+            assert isinstance(result, Embedding), result
             found[index] = result.vector
         seconds = time.perf_counter() - begun
         self.vectors = np.stack([found[index] for index in range(len(self._texts))])
@@ -194,11 +194,10 @@ def main() -> None:
     model = Catalog.load(DEFAULT_CATALOG).get(MODEL)
     assert model is not None
     folder = pull(model, chosen.models)
-    encoded = Tokenizer.from_dir(folder).encode(docstrings(chosen.texts))
+    texts = docstrings(chosen.texts)
+    encoded = Tokenizer.from_dir(folder).encode(texts)
     ragged = [
-        (text, len(ids))
-        for text, ids in zip(docstrings(chosen.texts), encoded, strict=True)
-        if len(ids) <= LONGEST
+        (text, len(ids)) for text, ids in zip(texts, encoded, strict=True) if len(ids) <= LONGEST
     ]
     found = bench(
         folder, [text for text, _ in ragged], [length for _, length in ragged], chosen.rounds

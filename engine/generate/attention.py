@@ -1,0 +1,296 @@
+"""How does a packed step attend, every row to its own text and no other?
+
+A model that is told to use `CONTINUOUS` calls `attend` with queries, keys and values after their
+rotation. Not every model hands keywords on to its layers, so what a step needs waits with them: in
+one object that all the model's modules know.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from engine.generate.kv import KV, LayerKV
+from engine.generate.layout import Chunk, Group, Layout, Span
+
+CONTINUOUS = "halfrate_continuous"  # our name among transformers' attention functions
+
+_LOWEST = -1e30  # below every score, yet finite: rows that see nothing must not become NaN
+
+# What models hand on that says nothing about attention over our own memory.
+IGNORED = frozenset(
+    {
+        "cache_position",
+        "dropout",  # none: the model is in eval mode
+        "deterministic",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+class NotSupportedError(Exception):
+    """The model asks of attention what is not done here; it takes the padded way."""
+
+
+@dataclass(slots=True)
+class Carrier:
+    """What attention layers find while a step runs."""
+
+    layout: Layout | None = None
+    kv: KV | None = None
+
+
+def carry(model: Any) -> Carrier:  # noqa: ANN401 a PreTrainedModel
+    """Give all modules of a model one carrier."""
+    carrier = Carrier()
+    for module in model.modules():
+        module.halfrate_carrier = carrier
+    return carrier
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What one layer asks of attention."""
+
+    scale: float
+    window: int | None = None  # a key at this distance or more is not seen
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [heads]: a score each head may give to nothing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    """What rows have read so far: the mean of values, and the log of its weight."""
+
+    values: Tensor  # float32 [rows, kv heads, queries a kv head, dim]
+    weights: Tensor  # float32 [rows, kv heads, queries a kv head]
+
+    def put(self, rows: slice, values: Tensor, weights: Tensor) -> None:
+        """The first that these rows read."""
+        self.values[rows] = values
+        self.weights[rows] = weights
+
+    def merge(self, rows: slice | Tensor, values: Tensor, weights: Tensor) -> None:
+        """Something more that these rows read."""
+        before, values = self.weights[rows], values.float()
+        share = torch.sigmoid(weights - before).unsqueeze(-1)
+        if isinstance(rows, slice):
+            self.values[rows].lerp_(values, share)
+        else:
+            self.values[rows] = torch.lerp(self.values[rows], values, share)
+        self.weights[rows] = torch.logaddexp(before, weights)
+
+
+def attend(
+    module: Any,  # noqa: ANN401 the attention layer that calls
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    **options: Any,  # noqa: ANN401 as the model hands them on
+) -> tuple[Tensor, None]:
+    """query: [1, heads, rows, dim]; key, value: [1, kv heads, rows, dim]. → [1, rows, heads, dim].
+
+    Raises NotSupportedError where the model asks for what is not done here.
+    """
+    rule = _rule(module, query, attention_mask, scaling, options)
+    layout, kv = module.halfrate_carrier.layout, module.halfrate_carrier.kv
+    layer: LayerKV = kv.layers[layout.calls]
+    layout.calls += 1
+    heads = layer.heads.count
+    rows = query.shape[2]
+    new_key, new_value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    layer.write(
+        layout.cells(heads),
+        new_key.reshape(rows * heads, -1),
+        new_value.reshape(rows * heads, -1),
+    )
+    queries = query[0].transpose(0, 1).reshape(rows, heads, -1, query.shape[-1])
+    shape = (*queries.shape[:3], value.shape[-1])
+    sums = _Sums(torch.empty(shape), torch.empty(shape[:3]))
+    for group in layout.groups:
+        _read_group(queries, layer, layout, group, rule, sums)
+    for chunk in layout.chunks:
+        _read_chunk(queries, new_key, new_value, chunk, rule, sums)
+    for span in layout.spans:
+        _read_span(queries, layer, layout, span, rule, sums)
+    if rule.sinks is not None:
+        share = torch.sigmoid(sums.weights - rule.sinks.view(heads, -1))
+        sums.values.mul_(share.unsqueeze(-1))
+    return sums.values.view(1, rows, query.shape[1], -1).to(query.dtype), None
+
+
+def register() -> None:
+    """Make `CONTINUOUS` known to transformers; once or often."""
+    AttentionInterface.register(CONTINUOUS, attend)
+
+
+def _rule(
+    module: Any,  # noqa: ANN401 the attention layer that calls
+    query: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    options: dict[str, Any],
+) -> _Rule:
+    known = {name: options.pop(name, None) for name in ("sliding_window", "softcap", "s_aux")}
+    causal = options.pop("is_causal", None)
+    if mask is not None or causal is False or not getattr(module, "is_causal", True):
+        msg = "attention that is not causal, or under the model's own mask"
+        raise NotSupportedError(msg)
+    strange = [n for n, given in options.items() if given is not None and n not in IGNORED]
+    if strange:
+        msg = f"attention with {', '.join(strange)}"
+        raise NotSupportedError(msg)
+    return _Rule(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=known["sliding_window"],
+        softcap=known["softcap"],
+        sinks=known["s_aux"],
+    )
+
+
+def _read_group(
+    queries: Tensor, layer: LayerKV, layout: Layout, group: Group, rule: _Rule, sums: _Sums
+) -> None:
+    """Single rows over their own slots, all at once."""
+    keys, values = layer.slots(group.first, group.count)
+    keys, values = keys[:, :, : group.longest], values[:, :, : group.longest]
+    rows = slice(group.start, group.end)
+    asking = queries[rows]
+    if group.places is not None:
+        asking = queries.new_zeros(group.count, *queries.shape[1:])
+        asking[group.places] = queries[rows]
+    mask = _group_mask(layout, group, rule.window)
+    if _flash_does(rule, keys, values):
+        mask = mask.expand(-1, -1, asking.shape[2], -1).to(asking.dtype)
+        read, weights = _flash(asking, keys, values, rule, mask=mask)
+    else:
+        flat = [tensor.flatten(0, 1) for tensor in (asking, keys, values)]
+        mask = mask.expand(-1, layer.heads.count, -1, -1).flatten(0, 1)
+        read, weights = _written_out(flat[0], flat[1], flat[2], mask, rule)
+        read, weights = read.view(*asking.shape[:3], -1), weights.view(asking.shape[:3])
+    if group.places is not None:
+        read, weights = read[group.places], weights[group.places]
+    sums.put(rows, read, weights)
+
+
+def _group_mask(layout: Layout, group: Group, window: int | None) -> Tensor:
+    """[slots, 1, 1, longest]: 0 where a slot's row sees the key, else -inf."""
+    key = ("group", group.start, window)
+    if key not in layout.kept:
+        places = torch.arange(group.longest)
+        hidden = places >= group.lengths[:, None]
+        if window is not None:
+            hidden |= places <= group.lengths[:, None] - 1 - window
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+        layout.kept[key] = mask[:, None, None]
+    found: Tensor = layout.kept[key]
+    return found
+
+
+def _read_chunk(
+    queries: Tensor, key: Tensor, value: Tensor, chunk: Chunk, rule: _Rule, sums: _Sums
+) -> None:
+    """Rows of one text over themselves; key, value: [rows, kv heads, dim]."""
+    rows = slice(chunk.start, chunk.end)
+    asking, keys, values = queries[rows].permute(1, 2, 0, 3), key[rows], value[rows]
+    count = chunk.end - chunk.start
+    keys, values = keys.transpose(0, 1), values.transpose(0, 1)
+    if _flash_does(rule, keys, values) and not _hides(rule.window, count):
+        read, weights = _flash(asking, keys[:, None], values[:, None], rule, causal=True)
+    else:
+        places = torch.arange(count)
+        seen = _seen(places, places, rule.window)
+        read, weights = _masked(asking, keys, values, seen, rule)
+    sums.put(rows, read.permute(2, 0, 1, 3), weights.permute(2, 0, 1))
+
+
+def _read_span(
+    queries: Tensor, layer: LayerKV, layout: Layout, span: Span, rule: _Rule, sums: _Sums
+) -> None:
+    """Rows over keys before all of them."""
+    keys, values = layer.span(span.slot, span.begin, span.end)
+    asking = queries[span.rows].permute(1, 2, 0, 3)
+    seen = None
+    if rule.window is not None and layout.last - span.position >= rule.window:
+        places = torch.arange(span.position, span.position + span.end - span.begin)
+        seen = _seen(layout.positions[span.rows], places, rule.window)
+    if seen is None and _flash_does(rule, keys, values):
+        read, weights = _flash(asking, keys[:, None], values[:, None], rule)
+    else:
+        read, weights = _masked(asking, keys, values, seen, rule)
+    sums.merge(span.rows, read.permute(2, 0, 1, 3), weights.permute(2, 0, 1))
+
+
+def _hides(window: int | None, length: int) -> bool:
+    return window is not None and length > window
+
+
+def _seen(rows: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """Which keys a row sees, by position: bool [rows, keys]."""
+    distance = rows[:, None] - keys
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
+
+
+def _flash_does(rule: _Rule, keys: Tensor, values: Tensor) -> bool:
+    return rule.softcap is None and keys.shape[-1] == values.shape[-1]
+
+
+def _flash(
+    asking: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rule: _Rule,
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """torch's kernel for CPUs. All [batch, heads, rows or keys, dim], heads of the keys being as
+    many as those of the queries, or one. → as asking, and float32 without dim."""
+    read, weights = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        asking, keys, values, 0.0, causal, attn_mask=mask, scale=rule.scale
+    )
+    return read, weights
+
+
+def _masked(
+    asking: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, rule: _Rule
+) -> tuple[Tensor, Tensor]:
+    """The same with any mask, softcap and dims. seen: bool [rows, keys]."""
+    heads, each, rows, _ = asking.shape
+    mask = None
+    if seen is not None:
+        mask = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf).repeat(each, 1)
+    read, weights = _written_out(asking.flatten(1, 2), keys, values, mask, rule)
+    return read.view(heads, each, rows, -1), weights.view(heads, each, rows)
+
+
+def _written_out(
+    asking: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: _Rule
+) -> tuple[Tensor, Tensor]:
+    """asking: [batch, rows, dim]; keys, values: [batch, keys, dim]; mask is added to scores."""
+    turned = keys.transpose(1, 2)
+    if rule.softcap is None and mask is not None and asking.dtype == mask.dtype:
+        scores = torch.baddbmm(mask, asking, turned, alpha=rule.scale)
+    else:
+        scores = torch.bmm(asking, turned).float().mul_(rule.scale)
+        if rule.softcap is not None:
+            scores = scores.div_(rule.softcap).tanh_().mul_(rule.softcap)
+        if mask is not None:
+            scores += mask
+    top = scores.amax(dim=-1, keepdim=True).clamp_(min=_LOWEST)
+    scores = scores.sub_(top).exp_()
+    total = scores.sum(dim=-1, keepdim=True)
+    read = torch.bmm(scores.to(values.dtype), values) / total.clamp(min=1e-30).to(values.dtype)
+    return read, (top + total.log()).squeeze(-1)

@@ -1,0 +1,253 @@
+"""How do prompts become answers? Every step computes what each running sequence lacks.
+
+Sequences begin as soon as there is memory for them and leave as soon as they end; prompts in flight
+are computed once where they are alike. (Models that this does not suit: engine.generate.padded.)
+"""
+
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import dataclass, replace
+from itertools import count
+
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.generate.accounts import Accounts, Share
+from engine.generate.answer import Answer
+from engine.generate.forward import PackedForward
+from engine.generate.sampler import pick
+from engine.memory import is_out_of_memory, release
+from engine.model.load import Decoder
+from engine.outcome import Outcome
+from engine.plan.budget import Budget
+from engine.plan.prefix import Stem
+from engine.plan.schedule import Asked, Schedule, Step
+from engine.plan.sequence import Sequence
+from engine.plan.slots import Slots
+from engine.request import (
+    Failure,
+    FailureReason,
+    GenerateRequest,
+    Generation,
+    Result,
+    Sampling,
+    Work,
+)
+from engine.surface import Counters
+
+# Requests that are equal in these have equal answers: draws are keyed by seed and choice.
+_Twin = tuple[tuple[int, ...], Sampling, int]
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """One sequence, and the requests that it answers."""
+
+    twin: _Twin
+    requests: dict[Hashable, GenerateRequest]
+    answer: Answer
+
+
+class ContinuousLoop:
+    """Takes generate requests in and computes one step of them at a time."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        forward: PackedForward,
+        tokens: int,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._decoder = decoder
+        self._forward = forward
+        self._budget = Budget.of(config.prefill_tokens)
+        self._schedule = Schedule(
+            Slots(tokens), limit=config.cache_tokens, max_rows=config.max_sequences
+        )
+        self._max_rows = config.max_sequences
+        self.kv_tokens = config.cache_tokens
+        self._accounts = Accounts(clock)
+        self._serials = count()
+        self._jobs: dict[Hashable, _Job] = {}
+        self._job_of: dict[Hashable, int] = {}
+        self._twins: dict[_Twin, int] = {}
+        self._failing: Sequence | None = None  # what ran out of memory with a single token
+        # Whether some slot may hold numbers that are not finite, as it does after such a failure.
+        self._wipe = False
+
+    @property
+    def kv_held(self) -> int:
+        """Tokens of the KV memory that are in use."""
+        return self._schedule.held
+
+    def add(self, requests: Iterable[GenerateRequest]) -> None:
+        """Take in requests that were found fit to run."""
+        fresh = []
+        for request in requests:
+            twin = (request.prompt, request.sampling, request.choice)
+            serial = self._twins.get(twin)
+            if serial is None:
+                serial = next(self._serials)
+                answer = Answer(request, self._decoder.tokenizer, self._decoder.eos_ids)
+                self._jobs[serial] = _Job(twin, {}, answer)
+                self._twins[twin] = serial
+                fresh.append(Asked(serial, request.prompt, request.sampling.max_tokens))
+            self._jobs[serial].requests[request.id] = request
+            self._job_of[request.id] = serial
+        if fresh:
+            self._schedule.add(fresh)
+
+    def remove(self, ids: Collection[Hashable]) -> None:
+        """Forget these requests, waiting or running."""
+        for key in ids:
+            serial = self._job_of.pop(key, None)
+            if serial is None:
+                continue
+            job = self._jobs[serial]
+            del job.requests[key]
+            if not job.requests:
+                self._forget(serial)
+                # Nobody looked at its scores: they may not have been finite.
+                self._wipe |= self._schedule.remove([serial])
+
+    def step(self) -> Outcome:
+        """Compute a piece of prompts, and the next token of every answer that waits for one."""
+        began = self._accounts.clock()
+        step = self._schedule.plan(self._budget.current)
+        results: list[Result] = []
+        for sequence in step.too_large:
+            results += self._fail(sequence, _too_large)
+        if not step.pieces:
+            return Outcome(tuple(results))
+        found = self._try(step)
+        if found is None:
+            return Outcome((*results, *self._cut_smaller(step)), Counters(out_of_memory=1))
+        self._schedule.done(step)
+        self._budget = self._budget.after_success()
+        self._failing = None
+        cost = _cost(step, self._max_rows)
+        answered = self._extend(step, began, *found)
+        return Outcome((*results, *answered), cost + _saved(answered))
+
+    def _try(self, step: Step) -> tuple[list[Sequence], Tensor] | None:
+        """Whose next token is wanted, and its scores; None where the memory did not suffice."""
+        self._forward.prepare(step, wipe=self._wipe)
+        try:
+            return self._forward(step)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        return None
+
+    def _extend(
+        self, step: Step, began: float, sequences: Collection[Sequence], scores: Tensor
+    ) -> list[Result]:
+        """Give each answer its next token; the results of those that are finished by it."""
+        answers = [self._job(sequence).answer for sequence in sequences]
+        tokens = pick(scores, [answer.next_draw() for answer in answers]) if answers else []
+        self._accounts.note(_shares(step), [sequence.id for sequence in sequences], began)
+        results: list[Result] = []
+        for sequence, answer, token in zip(sequences, answers, tokens, strict=True):
+            if token is None:
+                self._wipe = True
+                self._schedule.finish(sequence)
+                results += self._fail(sequence, _not_finite)
+                continue
+            generation = answer.take(token)
+            if generation is None:
+                self._schedule.append(sequence, token)
+            else:
+                self._schedule.finish(sequence)
+                results += self._answer(sequence, generation)
+        return results
+
+    def _answer(self, sequence: Sequence, generation: Generation) -> list[Result]:
+        """One answer for each request that asked for it; the first pays for the prompt."""
+        work = self._accounts.close(sequence.id, preempted=sequence.preempted)
+        job = self._forget(sequence.id)
+        results: list[Result] = []
+        for place, key in enumerate(job.requests):
+            cached = (sequence.cached or 0) if place == 0 else generation.input_tokens - 1
+            own = work if place == 0 else Work()
+            results.append(replace(generation, id=key, cached_tokens=cached, work=own))
+        return results
+
+    def _fail(
+        self, sequence: Sequence, failure: Callable[[GenerateRequest], Failure]
+    ) -> list[Result]:
+        return [failure(request) for request in self._forget(sequence.id).requests.values()]
+
+    def _cut_smaller(self, step: Step) -> list[Result]:
+        """Let the next steps be smaller; a token that fails twice alone fails its request.
+
+        Nothing was counted as computed, so the next plan begins where this one did.
+        """
+        release(self._decoder.device)
+        self._budget = self._budget.after_out_of_memory(step.tokens)
+        if step.tokens > 1:
+            return []
+        # A stem's token is computed for a sequence that runs; the oldest is the one to blame.
+        sequence = self._schedule.oldest
+        if self._failing is not sequence:
+            self._failing = sequence
+            return []
+        self._failing = None
+        self._schedule.remove([sequence.id])
+        return self._fail(sequence, _too_large)
+
+    def _job(self, sequence: Sequence) -> _Job:
+        return self._jobs[sequence.id]
+
+    def _forget(self, key: Hashable) -> _Job:
+        self._accounts.drop(key)
+        job = self._jobs.pop(key)
+        del self._twins[job.twin]
+        for request in job.requests:
+            self._job_of.pop(request, None)
+        return job
+
+
+def _shares(step: Step) -> list[Share]:
+    """Whose tokens it computed: a stem's are those of the first sequence that reads it."""
+    return [
+        (
+            piece.strand.payer if isinstance(piece.strand, Stem) else piece.strand.id,
+            piece.count,
+        )
+        for piece in step.pieces
+    ]
+
+
+def _cost(step: Step, max_rows: int) -> Counters:
+    """What a step computed; asked before its answers grow."""
+    decoded = sum(
+        piece.count == 1 and isinstance(piece.strand, Sequence) and piece.strand.made != []
+        for piece in step.pieces
+    )
+    return Counters(
+        padded_tokens=step.tokens,
+        rows=len(step.pieces),
+        prefill_tokens=step.tokens - decoded,
+        decode_tokens=decoded,
+        preempted=step.preempted,
+        running=step.running,
+        seats=step.running if step.full else max_rows,
+    )
+
+
+def _saved(results: Iterable[Result]) -> Counters:
+    """What these answers had from others."""
+    answers = [result for result in results if isinstance(result, Generation)]
+    return Counters(cached_tokens=sum(answer.cached_tokens for answer in answers))
+
+
+def _not_finite(request: GenerateRequest) -> Failure:
+    message = "The model's scores for this input are not finite."
+    return Failure(request.id, FailureReason.NON_FINITE, message)
+
+
+def _too_large(request: GenerateRequest) -> Failure:
+    tokens = len(request.prompt) + request.sampling.max_tokens
+    message = f"A request of {tokens} tokens (max_tokens included) does not fit into memory."
+    return Failure(request.id, FailureReason.OUT_OF_MEMORY, message)
