@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from service.api.listen import config
 from service.cli.console import CommandError
+from service.db.migrate import WrongTables, refuse_other_tables
 from service.settings import Settings
 
 
@@ -12,7 +13,7 @@ def serve(shutdown_s: int) -> None:
     """Serve until SIGTERM; requests under way then have `shutdown_s` seconds.
 
     Raises:
-        CommandError: a setting is missing or wrong.
+        CommandError: a setting is missing or wrong, or the database has other tables.
     """
     try:
         settings = Settings()
@@ -22,6 +23,10 @@ def serve(shutdown_s: int) -> None:
             for fault in error.errors()
         ]
         raise CommandError("\n".join(faults)) from error
+    try:
+        refuse_other_tables(settings.database_url.get_secret_value())
+    except WrongTables as error:
+        raise CommandError(str(error)) from error
     server = uvicorn.Server(
         config(
             "service.api.app:app_from_environment",
