@@ -63,7 +63,7 @@ class Engine:
                 self._device = encoder.device
             case Kind.GENERATE:
                 decoder = load_decoder(config)
-                self._loop = _generate_loop(decoder, config)
+                self._loop = _generate_loop(decoder, config, clock)
                 if isinstance(self._loop, ContinuousLoop):
                     self._path = "packed"
                 self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
@@ -84,6 +84,8 @@ class Engine:
             if isinstance(loop, EncodeLoop)
             else self._config.token_budget,
             memory_bytes=most_held(self._device),
+            kv_held=loop.kv_held if isinstance(loop, ContinuousLoop) else None,
+            kv_tokens=loop.kv_tokens if isinstance(loop, ContinuousLoop) else None,
         )
 
     @property
@@ -152,10 +154,12 @@ class Engine:
 
 
 @torch.inference_mode()
-def _generate_loop(decoder: Decoder, config: EngineConfig) -> GenerateLoop | ContinuousLoop:
+def _generate_loop(
+    decoder: Decoder, config: EngineConfig, clock: Callable[[], float]
+) -> GenerateLoop | ContinuousLoop:
     """Continuous batching, or padded batches where the model does not allow it."""
     found = continuous_forward(decoder, config.cache_tokens)
     if found is None:
-        return GenerateLoop(decoder, config)
+        return GenerateLoop(decoder, config, clock)
     forward, tokens = found
-    return ContinuousLoop(decoder, forward, tokens, config)
+    return ContinuousLoop(decoder, forward, tokens, config, clock)

@@ -63,12 +63,19 @@ class Work:
 
     `computed_tokens` went through the model for it, padding and repeated work included: none for
     a twin of a text that was computed already. `seconds` is its share, by computed tokens, of the
-    steps it ran in; `rows` how many sequences the last of them held.
+    steps it ran in; `rows` how many sequences these held, in the harmonic mean.
+
+    Of an answer: `first_token_s` from when its prompt was begun to its first token,
+    `later_tokens_s` from then to its last; `preempted` says that it had to wait in the middle for
+    memory.
     """
 
     computed_tokens: int = 0
     seconds: float = 0.0
     rows: int = 0
+    first_token_s: float = 0.0
+    later_tokens_s: float = 0.0
+    preempted: bool = False
 
 
 class FinishReason(StrEnum):

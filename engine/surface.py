@@ -22,6 +22,9 @@ class Counters:
     `decode_tokens` went through the model one by one for their answer's next; `cached_tokens` of
     prompts were read from what others had computed; `preempted` counts answers that had to wait in
     the middle for memory.
+
+    `running` sums over the steps how many sequences ran, `seats` how many could have: as many as
+    did where the token budget or the memory was full, else `max_sequences`.
     """
 
     requests: int = 0
@@ -38,6 +41,8 @@ class Counters:
     decode_tokens: int = 0
     cached_tokens: int = 0
     preempted: int = 0
+    running: int = 0
+    seats: int = 0
 
     def __add__(self, other: "Counters") -> "Counters":
         """Both, field by field."""
@@ -56,13 +61,16 @@ class Status:
     `path` is "packed" where no padding is computed, "padded" where the model's own code needs
     batches in rectangles, "stub" where nothing is. `same_bytes` says whether a probe at load found
     that neighbours change no bit of a result. `token_budget` bounds a step now; `memory_bytes` is
-    what the device holds for it at most so far, where the device can tell.
+    what the device holds for it at most so far, where the device can tell. `kv_held` of at most
+    `kv_tokens` tokens of the KV memory are in use now, where there is one.
     """
 
     path: str
     same_bytes: bool
     token_budget: int
     memory_bytes: int | None = None
+    kv_held: int | None = None
+    kv_tokens: int | None = None
 
 
 class EngineLike(Protocol):

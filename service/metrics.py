@@ -25,6 +25,20 @@ COUNTERS: Sequence[tuple[str, str, Callable[[Figures], float]]] = (
     ("output_tokens", "Tokens that were generated.", lambda f: f.output_tokens),
     ("computed_tokens", "Tokens that went through the model.", lambda f: f.computed_tokens),
     ("padding_tokens", "Of these, padding and repeated work.", lambda f: f.padding_tokens),
+    (
+        "prefill_tokens",
+        "Of these, of prompts and of answers computed again.",
+        lambda f: f.prefill_tokens,
+    ),
+    ("decode_tokens", "Of these, of answers, for the token after.", lambda f: f.decode_tokens),
+    (
+        "prefix_hit_tokens",
+        "Tokens of prompts that had been computed for others.",
+        lambda f: f.cached_tokens,
+    ),
+    ("preemptions", "Answers that had to wait in the middle for memory.", lambda f: f.preempted),
+    ("running_rows", "Sequences running, step by step, while there was more.", lambda f: f.running),
+    ("possible_rows", "How many could have run in these steps.", lambda f: f.seats),
     ("steps", "Steps of the engine.", lambda f: f.steps),
     ("rows", "Sequences in these steps.", lambda f: f.rows),
     ("twins", "Sequences answered by what another had computed.", lambda f: f.twins),
@@ -43,10 +57,40 @@ GAUGES: Sequence[tuple[str, str, Callable[[Figures], float | None]]] = (
     ("queue_depth", "Sequences handed in and not answered.", lambda f: f.queue_depth),
     ("open_shards", "Shards that are being run.", lambda f: f.open_shards),
     ("tokens_per_second", "Speed while busy, as last measured.", lambda f: f.tokens_per_s),
+    ("kv_tokens", "Tokens of the KV memory in use.", lambda f: f.kv_held),
+    ("kv_limit_tokens", "Tokens that the KV memory may hold.", lambda f: f.kv_tokens),
     ("token_budget", "Most tokens of a step.", lambda f: f.token_budget),
     ("memory_bytes", "Most that the device has held for it.", lambda f: f.memory_bytes),
 )
 """Of each worker's engines, at its last heartbeat; left out where unknown."""
+
+
+SUMMARIES: Sequence[tuple[str, str, Callable[[Figures], "_Summary"]]] = (
+    (
+        "line_seconds",
+        "A line's share of the engine's time.",
+        lambda f: _Summary(f.lines, f.lines_s, f.line_p50_s, f.line_p95_s),
+    ),
+    (
+        "time_to_first_token_seconds",
+        "From when an answer's prompt was begun to its first token.",
+        lambda f: _Summary(f.firsts, f.firsts_s, f.first_p50_s, f.first_p95_s),
+    ),
+    (
+        "time_per_output_token_seconds",
+        "An answer's time for each token after its first.",
+        lambda f: _Summary(f.laters, f.laters_s, f.later_p50_s, f.later_p95_s),
+    ),
+)
+"""Number and sum of all, percentiles of the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    count: int
+    sum_s: float
+    p50_s: float | None
+    p95_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +172,8 @@ def _of_engines(every: Sequence[tuple[list[str], Figures]]) -> Iterator[Metric]:
         "How the engine runs its model, as labels; always 1.",
         labels=[*labels, "path", "same_bytes"],
     )
-    seconds = SummaryMetricFamily(
-        f"{PREFIX}_line_seconds", "A line's share of the engine's time.", labels=labels
-    )
     for names, figures in every:
         status.add_metric([*names, figures.path, str(figures.same_bytes).lower()], 1)
-        # The library has no quantiles of its own: these are of the last lines.
-        for quantile, value in (("0.5", figures.line_p50_s), ("0.95", figures.line_p95_s)):
-            if value is not None:
-                shown = dict(zip(labels, names, strict=True)) | {"quantile": quantile}
-                seconds.add_sample(seconds.name, shown, value)
-        seconds.add_metric(names, figures.lines, figures.lines_s)
     yield status
     for name, help_text, value_of in COUNTERS:
         counter = CounterMetricFamily(f"{PREFIX}_engine_{name}", help_text, labels=labels)
@@ -152,4 +187,14 @@ def _of_engines(every: Sequence[tuple[list[str], Figures]]) -> Iterator[Metric]:
             if known is not None:
                 gauge.add_metric(names, known)
         yield gauge
-    yield seconds
+    for name, help_text, summary_of in SUMMARIES:
+        seconds = SummaryMetricFamily(f"{PREFIX}_{name}", help_text, labels=labels)
+        for names, figures in every:
+            summary = summary_of(figures)
+            # The library has no quantiles of its own.
+            for quantile, value in (("0.5", summary.p50_s), ("0.95", summary.p95_s)):
+                if value is not None:
+                    shown = dict(zip(labels, names, strict=True)) | {"quantile": quantile}
+                    seconds.add_sample(seconds.name, shown, value)
+            seconds.add_metric(names, summary.count, summary.sum_s)
+        yield seconds

@@ -302,7 +302,15 @@ def _engine(batch: Batch) -> EngineWork | None:
         else None,
         p50_ms=_maybe_rounded(batch.p50_ms),
         p95_ms=_maybe_rounded(batch.p95_ms),
+        cached_tokens=batch.cached_tokens,
+        preempted=batch.preempted,
+        ttft_ms=_mean_ms(batch.first_token_s, batch.engine_rows),
+        tpot_ms=_mean_ms(batch.later_tokens_s, batch.later_tokens),
     )
+
+
+def _mean_ms(seconds: float, count: int) -> float | None:
+    return round(seconds * 1000 / count, 3) if seconds and count else None
 
 
 def _maybe_rounded(value: float | None) -> float | None:

@@ -283,7 +283,9 @@ class EngineWork(Reply):
 
     `computed_tokens` went through the model, `padding` of them (0 to 1) for no line's sake; lines
     that repeat another's text compute nothing. `seconds` are the lines' shares of its time. Of a
-    line's share, median and 95th percentile are known once the batch has ended.
+    line's share, median and 95th percentile are known once the batch has ended. `ttft_ms` is the
+    mean time of an answer from when its prompt was begun to its first token, `tpot_ms` that of each
+    token after it; null where nothing is made token by token.
     """
 
     tokens: int
@@ -294,6 +296,10 @@ class EngineWork(Reply):
     rows_per_step: float | None
     p50_ms: float | None
     p95_ms: float | None
+    cached_tokens: int
+    preempted: int
+    ttft_ms: float | None
+    tpot_ms: float | None
 
 
 class BatchExtras(Reply):

@@ -95,13 +95,15 @@ class Drain:
 
     def _claim(self) -> ClaimedShard | None:
         with self._resources.database.transaction() as transaction:
-            return queue.claim_shard(
+            shard = queue.claim_shard(
                 transaction,
                 self._on.model.id,
                 worker=self._resources.name,
                 now=session.now(transaction),
                 lease=self._resources.settings.lease,
             )
+        self._on.loop.expect(more=shard is not None)
+        return shard
 
     def _run(self, shard: ClaimedShard) -> None:
         lease = shard.lease

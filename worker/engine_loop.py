@@ -14,11 +14,11 @@ from typing import Self
 
 import structlog
 
-from engine.request import Failure, Request, Result
+from engine.request import Failure, Generation, Request, Result
 from engine.surface import Counters, EngineLike
 from service.clock import Clock
 from service.db.workers import Figures
-from worker.figures import Recent, Standstill, percentile, tokens_of
+from worker.figures import Recent, Seats, Standstill, later_tokens, percentile, tokens_of
 
 log = structlog.get_logger()
 
@@ -73,7 +73,8 @@ class EngineLoop:
         self._handed_in, self._taken = 0, 0
         self._handing = threading.Lock()
         self._still = Standstill(clock)
-        self._recent = Recent()
+        self._seats = Seats()
+        self._lines, self._firsts, self._laters = Recent(), Recent(), Recent()
         self._busy_s = 0.0
         self._tokens = self._computed = self._useful = 0
         # Tokens and seconds when the speed was last measured, and what it was.
@@ -106,15 +107,21 @@ class EngineLoop:
         """While a shard is open, time in which the engine has nothing to do is counted as idle."""
         return self._still.shard()
 
+    def expect(self, *, more: bool) -> None:
+        """Whether, as far as is known, shards wait that nobody has claimed."""
+        self._seats.more = more
+
     def answered(self, seconds: Iterable[float]) -> None:
         """Lines have their answers, after these shares of the engine's time."""
-        self._recent.add(seconds)
+        self._lines.add(seconds)
 
     def figures(self) -> Figures:
         """What it did since it started, and how it runs now."""
         engine, idle_s = self._engine, self._still.seconds
         counters, status = self._past + engine.counters, engine.status
-        lines, lines_s, last = self._recent.read()
+        lines, lines_s, last = self._lines.read()
+        firsts, firsts_s, last_firsts = self._firsts.read()
+        laters, laters_s, last_laters = self._laters.read()
         return Figures(
             path=status.path,
             same_bytes=status.same_bytes,
@@ -131,6 +138,14 @@ class EngineLoop:
             twins=counters.twins,
             out_of_memory=counters.out_of_memory,
             non_finite=counters.non_finite,
+            prefill_tokens=counters.prefill_tokens,
+            decode_tokens=counters.decode_tokens,
+            cached_tokens=counters.cached_tokens,
+            preempted=counters.preempted,
+            running=self._seats.running,
+            seats=self._seats.possible,
+            kv_held=status.kv_held,
+            kv_tokens=status.kv_tokens,
             queue_depth=self._handed_in - self._taken + engine.pending,
             open_shards=self._still.open_shards,
             busy_s=self._busy_s,
@@ -140,6 +155,14 @@ class EngineLoop:
             lines_s=lines_s,
             line_p50_s=percentile(last, 0.5),
             line_p95_s=percentile(last, 0.95),
+            firsts=firsts,
+            firsts_s=firsts_s,
+            first_p50_s=percentile(last_firsts, 0.5),
+            first_p95_s=percentile(last_firsts, 0.95),
+            laters=laters,
+            laters_s=laters_s,
+            later_p50_s=percentile(last_laters, 0.5),
+            later_p95_s=percentile(last_laters, 0.95),
         )
 
     def submit(self, requests: Sequence[Request], inbox: Inbox) -> None:
@@ -165,7 +188,7 @@ class EngineLoop:
             signal.raise_signal(signal.SIGTERM)
 
     def _step(self) -> None:
-        started = self._clock()
+        started, before = self._clock(), self._engine.counters
         try:
             results = self._engine.step()
         # The loop must outlive its step: other shards' lines wait for this engine.
@@ -176,6 +199,7 @@ class EngineLoop:
             self._engine = self._make()
             return
         self._busy_s += self._clock() - started
+        self._seats.note(before, self._engine.counters)
         for result in results:
             self._count(result)
             inbox = self._inboxes.pop(result.id, None)
@@ -208,6 +232,11 @@ class EngineLoop:
         if isinstance(result, Failure):
             return
         tokens, computed = tokens_of(result), result.work.computed_tokens
+        later = later_tokens(result)
+        if isinstance(result, Generation) and computed:
+            self._firsts.add([result.work.first_token_s])
+        if later and computed:
+            self._laters.add([result.work.later_tokens_s / later])
         self._tokens += tokens
         self._computed += computed
         self._useful += min(tokens, computed)

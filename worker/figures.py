@@ -5,13 +5,15 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from engine.request import Encoded, Generation
+from engine.surface import Counters
 from service.clock import Clock
 from service.db.lines import Effort
 
 RECENT = 2_048
-"""Lines whose seconds are kept, for their percentiles."""
+"""Durations that are kept, for their percentiles."""
 
 
 class Standstill:
@@ -64,8 +66,28 @@ class Standstill:
             self._working = self._working if working is None else working
 
 
+@dataclass(slots=True)
+class Seats:
+    """How many sequences ran, and how many could have, step by step, while there was more to run.
+
+    Once the last shard is claimed (`more` is false), steps that are not full are the tail: nobody
+    is there to sit down.
+    """
+
+    more: bool = False
+    running: int = 0
+    possible: int = 0
+
+    def note(self, before: Counters, after: Counters) -> None:
+        """What the engine had counted before a step, and after it."""
+        running, possible = after.running - before.running, after.seats - before.seats
+        if self.more or running >= possible:
+            self.running += running
+            self.possible += possible
+
+
 class Recent:
-    """How long lines took: the number and sum of all, the percentiles of the last. Thread-safe."""
+    """How long things took: the number and sum of all, percentiles of the last. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,7 +96,7 @@ class Recent:
         self._sum = 0.0
 
     def add(self, seconds: Iterable[float]) -> None:
-        """More lines."""
+        """More of it."""
         with self._lock:
             for each in seconds:
                 self._last.append(each)
@@ -89,8 +111,8 @@ class Recent:
 
 def effort_of(results: Iterable[Encoded | Generation]) -> Effort:
     """What these answers cost, all together; nothing where a twin's was taken."""
-    computed = useful = rows = 0
-    seconds = steps = 0.0
+    computed = useful = rows = later = preempted = 0
+    seconds = steps = first_s = later_s = 0.0
     for result in results:
         work = result.work
         if work.computed_tokens:
@@ -100,13 +122,32 @@ def effort_of(results: Iterable[Encoded | Generation]) -> Effort:
             seconds += work.seconds
             rows += 1
             steps += 1 / max(1, work.rows)
-    return Effort(computed, useful, seconds, rows, steps)
+            first_s += work.first_token_s
+            later_s += work.later_tokens_s
+            later += later_tokens(result)
+            preempted += work.preempted
+    return Effort(
+        computed_tokens=computed,
+        useful_tokens=useful,
+        engine_s=seconds,
+        engine_rows=rows,
+        engine_steps=steps,
+        first_token_s=first_s,
+        later_tokens=later,
+        later_tokens_s=later_s,
+        preempted=preempted,
+    )
 
 
 def tokens_of(result: Encoded | Generation) -> int:
     """Those of an answer and of what was asked."""
     made = result.output_tokens if isinstance(result, Generation) else 0
     return result.input_tokens + made
+
+
+def later_tokens(result: Encoded | Generation) -> int:
+    """Those of an answer that came after its first."""
+    return max(0, result.output_tokens - 1) if isinstance(result, Generation) else 0
 
 
 def percentile(ascending: Sequence[float], share: float) -> float | None:

@@ -4,6 +4,7 @@ Sequences begin as soon as there is memory for them and leave as soon as they en
 are computed once where they are alike. (Models that this does not suit: engine.generate.padded.)
 """
 
+import time
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -11,6 +12,7 @@ from itertools import count
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.generate.accounts import Accounts, Share
 from engine.generate.answer import Answer
 from engine.generate.forward import PackedForward
 from engine.generate.sampler import pick
@@ -18,10 +20,19 @@ from engine.memory import is_out_of_memory, release
 from engine.model.load import Decoder
 from engine.outcome import Outcome
 from engine.plan.budget import Budget
+from engine.plan.prefix import Stem
 from engine.plan.schedule import Asked, Schedule, Step
 from engine.plan.sequence import Sequence
 from engine.plan.slots import Slots
-from engine.request import Failure, FailureReason, GenerateRequest, Generation, Result, Sampling
+from engine.request import (
+    Failure,
+    FailureReason,
+    GenerateRequest,
+    Generation,
+    Result,
+    Sampling,
+    Work,
+)
 from engine.surface import Counters
 
 # Requests that are equal in these have equal answers: draws are keyed by seed and choice.
@@ -41,7 +52,12 @@ class ContinuousLoop:
     """Takes generate requests in and computes one step of them at a time."""
 
     def __init__(
-        self, decoder: Decoder, forward: PackedForward, tokens: int, config: EngineConfig
+        self,
+        decoder: Decoder,
+        forward: PackedForward,
+        tokens: int,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._decoder = decoder
         self._forward = forward
@@ -49,6 +65,9 @@ class ContinuousLoop:
         self._schedule = Schedule(
             Slots(tokens), limit=config.cache_tokens, max_rows=config.max_sequences
         )
+        self._max_rows = config.max_sequences
+        self.kv_tokens = config.cache_tokens
+        self._accounts = Accounts(clock)
         self._serials = count()
         self._jobs: dict[Hashable, _Job] = {}
         self._job_of: dict[Hashable, int] = {}
@@ -56,6 +75,11 @@ class ContinuousLoop:
         self._failing: Sequence | None = None  # what ran out of memory with a single token
         # Whether some slot may hold numbers that are not finite, as it does after such a failure.
         self._wipe = False
+
+    @property
+    def kv_held(self) -> int:
+        """Tokens of the KV memory that are in use."""
+        return self._schedule.held
 
     def add(self, requests: Iterable[GenerateRequest]) -> None:
         """Take in requests that were found fit to run."""
@@ -89,6 +113,7 @@ class ContinuousLoop:
 
     def step(self) -> Outcome:
         """Compute a piece of prompts, and the next token of every answer that waits for one."""
+        began = self._accounts.clock()
         step = self._schedule.plan(self._budget.current)
         results: list[Result] = []
         for sequence in step.too_large:
@@ -101,8 +126,8 @@ class ContinuousLoop:
         self._schedule.done(step)
         self._budget = self._budget.after_success()
         self._failing = None
-        cost = _cost(step)
-        answered = self._extend(*found)
+        cost = _cost(step, self._max_rows)
+        answered = self._extend(step, began, *found)
         return Outcome((*results, *answered), cost + _saved(answered))
 
     def _try(self, step: Step) -> tuple[list[Sequence], Tensor] | None:
@@ -115,12 +140,13 @@ class ContinuousLoop:
                 raise
         return None
 
-    def _extend(self, sequences: Collection[Sequence], scores: Tensor) -> list[Result]:
+    def _extend(
+        self, step: Step, began: float, sequences: Collection[Sequence], scores: Tensor
+    ) -> list[Result]:
         """Give each answer its next token; the results of those that are finished by it."""
-        if not sequences:
-            return []
         answers = [self._job(sequence).answer for sequence in sequences]
-        tokens = pick(scores, [answer.next_draw() for answer in answers])
+        tokens = pick(scores, [answer.next_draw() for answer in answers]) if answers else []
+        self._accounts.note(_shares(step), [sequence.id for sequence in sequences], began)
         results: list[Result] = []
         for sequence, answer, token in zip(sequences, answers, tokens, strict=True):
             if token is None:
@@ -138,11 +164,13 @@ class ContinuousLoop:
 
     def _answer(self, sequence: Sequence, generation: Generation) -> list[Result]:
         """One answer for each request that asked for it; the first pays for the prompt."""
+        work = self._accounts.close(sequence.id, preempted=sequence.preempted)
         job = self._forget(sequence.id)
         results: list[Result] = []
         for place, key in enumerate(job.requests):
             cached = (sequence.cached or 0) if place == 0 else generation.input_tokens - 1
-            results.append(replace(generation, id=key, cached_tokens=cached))
+            own = work if place == 0 else Work()
+            results.append(replace(generation, id=key, cached_tokens=cached, work=own))
         return results
 
     def _fail(
@@ -172,6 +200,7 @@ class ContinuousLoop:
         return self._jobs[sequence.id]
 
     def _forget(self, key: Hashable) -> _Job:
+        self._accounts.drop(key)
         job = self._jobs.pop(key)
         del self._twins[job.twin]
         for request in job.requests:
@@ -179,7 +208,18 @@ class ContinuousLoop:
         return job
 
 
-def _cost(step: Step) -> Counters:
+def _shares(step: Step) -> list[Share]:
+    """Whose tokens it computed: a stem's are those of the first sequence that reads it."""
+    return [
+        (
+            piece.strand.payer if isinstance(piece.strand, Stem) else piece.strand.id,
+            piece.count,
+        )
+        for piece in step.pieces
+    ]
+
+
+def _cost(step: Step, max_rows: int) -> Counters:
     """What a step computed; asked before its answers grow."""
     decoded = sum(
         piece.count == 1 and isinstance(piece.strand, Sequence) and piece.strand.made != []
@@ -191,6 +231,8 @@ def _cost(step: Step) -> Counters:
         prefill_tokens=step.tokens - decoded,
         decode_tokens=decoded,
         preempted=step.preempted,
+        running=step.running,
+        seats=step.running if step.full else max_rows,
     )
 
 

@@ -4,11 +4,14 @@ A batch is prompts of like length, padded on the left. Finished rows leave it; t
 when it is empty.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.generate.accounts import Accounts
 from engine.generate.running import RunningBatch
 from engine.generate.sampler import pick
 from engine.memory import is_out_of_memory, release
@@ -16,14 +19,16 @@ from engine.model.load import Decoder
 from engine.outcome import Outcome
 from engine.plan.budget import Budget
 from engine.plan.waiting import Waiting
-from engine.request import Failure, FailureReason, GenerateRequest, Result
+from engine.request import Failure, FailureReason, GenerateRequest, Generation, Result
 from engine.surface import Counters
 
 
 class GenerateLoop:
     """Takes generate requests in and moves one padded batch on by a step."""
 
-    def __init__(self, decoder: Decoder, config: EngineConfig) -> None:
+    def __init__(
+        self, decoder: Decoder, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._decoder = decoder
         self._max_rows = config.max_rows
         self._prefill_tokens = config.prefill_tokens
@@ -32,6 +37,7 @@ class GenerateLoop:
         self._waiting: Waiting[GenerateRequest] = Waiting(lambda request: len(request.prompt))
         self._running: RunningBatch | None = None
         self._tried_alone: set[Hashable] = set()
+        self._accounts = Accounts(clock)
 
     def add(self, requests: Iterable[GenerateRequest]) -> None:
         """Take in requests that were found fit to run."""
@@ -41,6 +47,8 @@ class GenerateLoop:
         """Forget these requests, waiting or running."""
         self._waiting.remove(ids)
         self._tried_alone.difference_update(ids)
+        for key in ids:
+            self._accounts.drop(key)
         if self._running is not None:
             self._keep([answer.request.id not in ids for answer in self._running.answers])
 
@@ -51,14 +59,15 @@ class GenerateLoop:
             if not requests:
                 return Outcome()
             self._running = RunningBatch(self._decoder, requests, self._prefill_tokens)
-        running = self._running
+        running, began = self._running, self._accounts.clock()
         logits, enough = self._try(running)
         if not enough:
             return self._cut_smaller(running)
         cost = Counters(padded_tokens=running.last_cost)
         if logits is None:  # more of the prompts is to come
+            self._note(running, began, sampled=False)
             return Outcome(cost=cost)
-        return Outcome(tuple(self._extend(running, logits)), cost)
+        return Outcome(tuple(self._extend(running, logits, began)), cost)
 
     def _fits(self, requests: Sequence[GenerateRequest]) -> bool:
         return (
@@ -76,16 +85,29 @@ class GenerateLoop:
                 raise
         return None, False
 
-    def _extend(self, running: RunningBatch, logits: Tensor) -> list[Result]:
+    def _note(self, running: RunningBatch, began: float, *, sampled: bool) -> None:
+        """What the batch's last forward cost, row by row."""
+        keys = [answer.request.id for answer in running.answers]
+        columns = running.last_cost // len(keys)
+        self._accounts.note([(key, columns) for key in keys], keys if sampled else (), began)
+
+    def _extend(self, running: RunningBatch, logits: Tensor, began: float) -> list[Result]:
         """Give each answer its next token; the results of those that are finished by it."""
         tokens = pick(logits, [answer.next_draw() for answer in running.answers])
+        self._note(running, began, sampled=True)
         results: list[Result] = []
         finished = []
         for answer, token in zip(running.answers, tokens, strict=True):
             result = _not_finite(answer.request) if token is None else answer.take(token)
             finished.append(result is not None)
-            if result is not None:
-                results.append(result)
+            match result:
+                case Generation():
+                    results.append(replace(result, work=self._accounts.close(result.id)))
+                case Failure():
+                    self._accounts.drop(result.id)
+                    results.append(result)
+                case None:
+                    pass
         running.feed([token or 0 for token in tokens])
         self._tried_alone.difference_update(result.id for result in results)
         if any(finished):
@@ -123,6 +145,7 @@ class GenerateLoop:
         shortage = Counters(out_of_memory=1)
         if len(requests) == 1 and requests[0].id in self._tried_alone:
             self._tried_alone.discard(requests[0].id)
+            self._accounts.drop(requests[0].id)
             return Outcome((_too_large(requests[0]),), shortage)
         if len(requests) == 1:
             self._tried_alone.add(requests[0].id)

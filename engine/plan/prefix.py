@@ -5,7 +5,7 @@ it. A stretch that several requests share, and that is long enough to pay, gets 
 values are computed once, every request below reads them, and they go when the last of them ends.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -33,7 +33,7 @@ class Stem:
     offset: int = 0
     computed: int = 0
     runners: int = 0  # running sequences that read it
-    paid: bool = False  # whether a sequence was charged for its tokens
+    payer: Hashable | None = None  # id of the sequence that was charged for its tokens
 
     @property
     def missing(self) -> int:
@@ -155,7 +155,7 @@ class PrefixTree:
             offset=lower.offset,
             computed=min(length, lower.computed),
             runners=lower.runners,
-            paid=lower.paid,
+            payer=lower.payer,
         )
         lower.parent = upper
         lower.start = end

@@ -72,6 +72,8 @@ class Step:
     taken: list[Slot] = field(default_factory=list)
     too_large: list[Sequence] = field(default_factory=list)
     preempted: int = 0
+    running: int = 0  # sequences, once it is planned
+    full: bool = False  # whether more of them would not have fitted into budget or memory
     stems: dict[Stem, int] = field(default_factory=dict)  # tokens of each in `pieces`
 
     @property
@@ -102,6 +104,11 @@ class Schedule:
     def running(self) -> int:
         """Sequences that hold memory."""
         return len(self._running)
+
+    @property
+    def held(self) -> int:
+        """Tokens of the memory that are in use."""
+        return self._slots.held
 
     @property
     def oldest(self) -> Sequence:
@@ -136,6 +143,8 @@ class Schedule:
                 self._decode(sequence, step)
         if all(self._prefill(sequence, step) for sequence in tuple(self._running)):
             self._let_in(step)
+        step.running = len(self._running)
+        step.full |= not step.left
         return step
 
     def done(self, step: Step) -> None:
@@ -214,6 +223,7 @@ class Schedule:
                 if not self._prefill(sequence, step):
                     return
             elif self._running:
+                step.full = True
                 return
             else:
                 self._leave(sequence)
@@ -257,9 +267,9 @@ class Schedule:
 
     def _charge(self, sequence: Sequence, stems: list[Stem]) -> None:
         """The first sequence below a stem pays for it, whoever computes it how often."""
-        cached = sum(stem.end - stem.start for stem in stems if stem.paid)
+        cached = sum(stem.end - stem.start for stem in stems if stem.payer is not None)
         for stem in stems:
-            stem.paid = True
+            stem.payer = sequence.id if stem.payer is None else stem.payer
         if sequence.cached is None:
             sequence.cached = cached
 

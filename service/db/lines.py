@@ -1,7 +1,7 @@
 """How do request lines come in, get their answers, and freeze? By COPY and set-based UPDATEs."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -64,7 +64,10 @@ class Effort:
 
     `computed_tokens` went through the model, `useful_tokens` of them for the texts' own sake;
     `engine_s` is their share of its time. `engine_rows` sequences filled `engine_steps` steps: one
-    that shared its step with three others counts as a quarter of a step.
+    that shared its step with three others counts as a quarter of a step. Of answers that are made
+    token by token, `first_token_s` is how long their first tokens took from when their prompts were
+    begun, `later_tokens_s` how long all `later_tokens` took from then; `preempted` of them had to
+    wait in the middle for memory.
     """
 
     computed_tokens: int = 0
@@ -72,15 +75,18 @@ class Effort:
     engine_s: float = 0.0
     engine_rows: int = 0
     engine_steps: float = 0.0
+    first_token_s: float = 0.0
+    later_tokens: int = 0
+    later_tokens_s: float = 0.0
+    preempted: int = 0
 
     def __add__(self, other: "Effort") -> "Effort":
         """Both, field by field."""
         return Effort(
-            self.computed_tokens + other.computed_tokens,
-            self.useful_tokens + other.useful_tokens,
-            self.engine_s + other.engine_s,
-            self.engine_rows + other.engine_rows,
-            self.engine_steps + other.engine_steps,
+            **{
+                field.name: getattr(self, field.name) + getattr(other, field.name)
+                for field in fields(self)
+            }
         )
 
 

@@ -158,6 +158,10 @@ class Batch(Base):
     engine_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
     engine_rows: Mapped[int] = mapped_column(default=0, server_default="0")
     engine_steps: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    first_token_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    later_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    later_tokens_s: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    preempted: Mapped[int] = mapped_column(default=0, server_default="0")
     # Of a line's engine_ms; known once the batch has ended.
     p50_ms: Mapped[float | None]
     p95_ms: Mapped[float | None]

@@ -18,7 +18,11 @@ class Figures:
 
     `computed_tokens` went through the model, `padding_tokens` of them for no text's sake.
     `busy_s` is the time of its steps, `idle_s` that in which it had nothing to do although shards
-    were open. The percentiles are of the last lines' shares of its time, in seconds.
+    were open. `running` sums over its steps how many sequences ran, `seats` how many could have, as
+    long as there was more to run. `kv_held` of at most `kv_tokens` tokens of the KV memory are in
+    use now. The percentiles are of the last lines' shares of its time, of the last answers' times
+    from their beginning to their first token, and of their times for each token after it, in
+    seconds.
 
     Every field has a default: workers of another version write what they know.
     """
@@ -38,6 +42,14 @@ class Figures:
     twins: int = 0
     out_of_memory: int = 0
     non_finite: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    cached_tokens: int = 0
+    preempted: int = 0
+    running: int = 0
+    seats: int = 0
+    kv_held: int | None = None
+    kv_tokens: int | None = None
     queue_depth: int = 0
     open_shards: int = 0
     busy_s: float = 0.0
@@ -47,6 +59,14 @@ class Figures:
     lines_s: float = 0.0
     line_p50_s: float | None = None
     line_p95_s: float | None = None
+    firsts: int = 0
+    firsts_s: float = 0.0
+    first_p50_s: float | None = None
+    first_p95_s: float | None = None
+    laters: int = 0
+    laters_s: float = 0.0
+    later_p50_s: float | None = None
+    later_p95_s: float | None = None
 
 
 _KNOWN = frozenset(field.name for field in fields(Figures))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from engine.request import Embedding, FinishReason, Generation, Work
+from engine.surface import Counters
 from service.db.lines import Effort
-from worker.figures import RECENT, Recent, Standstill, effort_of, percentile
+from worker.figures import RECENT, Recent, Seats, Standstill, effort_of, percentile
 
 
 class Hand:
@@ -100,13 +101,32 @@ def test_the_effort_of_a_line_is_that_of_its_sequences() -> None:
     assert effort_of(results) == Effort(32, 30, 0.75, 2, 0.75)
 
 
+def test_steps_that_are_not_full_count_only_while_there_is_more_to_run() -> None:
+    seats, so_far = Seats(), Counters()
+    for more, running, possible in ((True, 2, 8), (True, 8, 8), (False, 8, 8), (False, 3, 8)):
+        seats.more = more
+        after = so_far + Counters(running=running, seats=possible)
+        seats.note(so_far, after)
+        so_far = after
+    assert (seats.running, seats.possible) == (18, 24)
+
+
+def test_the_effort_of_an_answer_tells_its_first_token_from_the_later_ones() -> None:
+    work = Work(5, 1.0, 1, first_token_s=0.25, later_tokens_s=0.5, preempted=True)
+    answer = Generation("x", "t", (1, 2, 3), FinishReason.STOP, 3, 0, 3, work)
+    twin = Generation("y", "t", (1, 2, 3), FinishReason.STOP, 3, 2, 3, Work())
+    effort = effort_of([answer, twin])
+    assert (effort.first_token_s, effort.later_tokens, effort.later_tokens_s) == (0.25, 2, 0.5)
+    assert effort.preempted == 1
+
+
 def test_a_prompt_s_cached_beginning_is_no_padding() -> None:
     work = Work(computed_tokens=6, seconds=1.0, rows=1)
     answer = Generation("x", "t", (1, 2), FinishReason.STOP, 30, 26, 2, work)
-    assert effort_of([answer]) == Effort(6, 6, 1.0, 1, 1.0)
+    assert effort_of([answer]) == Effort(6, 6, 1.0, 1, 1.0, later_tokens=1)
 
 
 def test_efforts_add_up_field_by_field() -> None:
-    assert Effort(1, 2, 3.0, 4, 5.0) + Effort(10, 20, 30.0, 40, 50.0) == Effort(
-        11, 22, 33.0, 44, 55.0
-    )
+    assert Effort(1, 2, 3.0, 4, 5.0, 6.0, 7, 8.0, 9) + Effort(
+        10, 20, 30.0, 40, 50.0, 60.0, 70, 80.0, 90
+    ) == Effort(11, 22, 33.0, 44, 55.0, 66.0, 77, 88.0, 99)

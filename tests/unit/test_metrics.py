@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.batch import BatchStatus, LineState
 from service.db.counts import Queue
 from service.db.workers import Figures, LiveWorker
-from service.metrics import COUNTERS, GAUGES, Known, exposition
+from service.metrics import COUNTERS, GAUGES, SUMMARIES, Known, exposition
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -37,6 +37,22 @@ FIGURES = Figures(
     lines_s=1.25,
     line_p50_s=0.1,
     line_p95_s=0.2,
+    prefill_tokens=31,
+    decode_tokens=32,
+    cached_tokens=33,
+    preempted=34,
+    running=35,
+    seats=36,
+    kv_held=37,
+    kv_tokens=38,
+    firsts=39,
+    firsts_s=41.5,
+    first_p50_s=0.41,
+    first_p95_s=0.42,
+    laters=43,
+    laters_s=44.5,
+    later_p50_s=0.043,
+    later_p95_s=0.044,
 )
 
 
@@ -71,6 +87,11 @@ def test_what_a_worker_did_is_told_by_worker_and_model() -> None:
     assert found["halfrate_engine_tokens_per_second", *of] == 70.5
     assert found["halfrate_line_seconds", "m", "0.95", "a-1"] == 0.2
     assert found["halfrate_line_seconds_count", *of] == 11
+    assert found["halfrate_time_to_first_token_seconds", "m", "0.5", "a-1"] == 0.41
+    assert found["halfrate_time_per_output_token_seconds_count", *of] == 43
+    assert found["halfrate_engine_running_rows_total", *of] == 35
+    assert found["halfrate_engine_possible_rows_total", *of] == 36
+    assert found["halfrate_engine_prefix_hit_tokens_total", *of] == 33
     assert found["halfrate_line_seconds_sum", *of] == 1.25
     assert found["halfrate_worker_heartbeat_timestamp_seconds", "a-1"] == AT.timestamp() + 9
 
@@ -108,7 +129,7 @@ def test_names_that_need_it_are_escaped() -> None:
 
 def test_every_metric_has_a_help_text_and_a_name_of_ours() -> None:
     families = list(text_string_to_metric_families(exposition(known()).decode()))
-    assert len(families) == len(COUNTERS) + len(GAUGES) + 8
+    assert len(families) == len(COUNTERS) + len(GAUGES) + len(SUMMARIES) + 7
     for family in families:
         assert family.name.startswith("halfrate_")
         assert family.documentation

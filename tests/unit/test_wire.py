@@ -304,6 +304,11 @@ def test_what_the_engine_did_is_shown_once_a_line_has_succeeded() -> None:
         "engine_s": 0.5,
         "engine_rows": 6,
         "engine_steps": 1.5,
+        "cached_tokens": 21,
+        "first_token_s": 3.0,
+        "later_tokens": 4,
+        "later_tokens_s": 0.02,
+        "preempted": 2,
     }
     assert batch_object(_batch(**ran, failed=1)).halfrate.engine is None
     running = batch_object(_batch(**ran, completed=7)).halfrate.engine
@@ -317,6 +322,10 @@ def test_what_the_engine_did_is_shown_once_a_line_has_succeeded() -> None:
         "rows_per_step": 4.0,
         "p50_ms": None,
         "p95_ms": None,
+        "cached_tokens": 21,
+        "preempted": 2,
+        "ttft_ms": 500.0,
+        "tpot_ms": 5.0,
     }
     ended = batch_object(_batch(**ran, completed=7, p50_ms=0.12345, p95_ms=2.0)).halfrate.engine
     assert ended is not None
@@ -329,6 +338,7 @@ def test_a_batch_of_which_nothing_was_computed_has_no_rates() -> None:
     assert shown is not None
     assert (shown.tokens, shown.computed_tokens, shown.padding) == (5, 0, 0.0)
     assert (shown.tokens_per_second, shown.rows_per_step) == (None, None)
+    assert (shown.ttft_ms, shown.tpot_ms) == (None, None)
 
 
 def test_counts_are_shown_once_the_input_is_accepted() -> None:
@@ -467,6 +477,10 @@ def _batch(**changed: Any) -> Batch:
         "engine_s": 0.0,
         "engine_rows": 0,
         "engine_steps": 0.0,
+        "first_token_s": 0.0,
+        "later_tokens": 0,
+        "later_tokens_s": 0.0,
+        "preempted": 0,
         "errors": None,
         "error_count": 0,
     }
