@@ -22,7 +22,7 @@ from engine.generate.padded import GenerateLoop
 from engine.generate.probe import continuous_forward
 from engine.intake import Intake
 from engine.memory import most_held
-from engine.model.load import Decoder, load_decoder, load_encoder
+from engine.model.load import Decoder, load_decoder, load_encoder, speed_up
 from engine.outcome import Outcome
 from engine.plan.admit import refusal
 from engine.request import EncodeRequest, Failure, GenerateRequest, Request, Result
@@ -62,8 +62,7 @@ class Engine:
                 self.context_length, self._vocab_size = encoder.context_length, encoder.vocab_size
                 self._device = encoder.device
             case Kind.GENERATE:
-                decoder = load_decoder(config)
-                self._loop = _generate_loop(decoder, config, clock)
+                decoder, self._loop = _generate_loop(config, clock)
                 if isinstance(self._loop, ContinuousLoop):
                     self._path = "packed"
                 self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
@@ -155,11 +154,14 @@ class Engine:
 
 @torch.inference_mode()
 def _generate_loop(
-    decoder: Decoder, config: EngineConfig, clock: Callable[[], float]
-) -> GenerateLoop | ContinuousLoop:
+    config: EngineConfig, clock: Callable[[], float]
+) -> tuple[Decoder, GenerateLoop | ContinuousLoop]:
     """Continuous batching, or padded batches where the model does not allow it."""
-    found = continuous_forward(decoder, config.cache_tokens)
-    if found is None:
-        return GenerateLoop(decoder, config, clock)
-    forward, tokens = found
-    return ContinuousLoop(decoder, forward, tokens, config, clock)
+    decoder = load_decoder(config)
+    found = continuous_forward(decoder, config.cache_tokens, config.quantize)
+    if found is not None:
+        forward, tokens = found
+        return decoder, ContinuousLoop(decoder, forward, tokens, config, clock)
+    decoder = load_decoder(config)  # the first one was taken apart
+    speed_up(decoder.model, config.quantize)
+    return decoder, GenerateLoop(decoder, config, clock)

@@ -114,7 +114,7 @@ def load_encoder(config: EngineConfig) -> Encoder:
     if isinstance(head, EmbeddingHead) and "lasttoken" in head.modes:
         _check_ends(config, whole, tokenizer)
     model = whole if config.kind is Kind.EMBED else whole.base_model
-    _speed_up(model, config.quantize)
+    speed_up(model, config.quantize)
     return Encoder(
         model=model,
         whole=whole,
@@ -135,7 +135,6 @@ def load_decoder(config: EngineConfig) -> Decoder:
     """The generating model in a folder. Raises ModelLoadError where it cannot be run rightly."""
     device = _device(config.device)
     model = _load(AutoModelForCausalLM, config, device)
-    _speed_up(model, config.quantize)
     tokenizer = Tokenizer.from_dir(config.model)
     _check_tokenizer(config, tokenizer)
     decoder = Decoder(
@@ -169,7 +168,7 @@ def _auto_class(kind: Kind) -> Any:  # noqa: ANN401 transformers' Auto classes s
             assert_never(unreachable)
 
 
-def _speed_up(model: Any, quantize: Quantize | None) -> None:  # noqa: ANN401 a PreTrainedModel
+def speed_up(model: Any, quantize: Quantize | None) -> None:  # noqa: ANN401 a PreTrainedModel
     """Put faster linear layers in the place of the model's own."""
     match quantize:
         case Quantize.INT8:
