@@ -1,5 +1,6 @@
 # make demo   the demo, from a bare machine: environment, models, stack, two batches, results in out/
 # make test   the whole default suite, from a bare machine
+# make chaos  faults against real processes, and the table of what each cost (ten minutes)
 # Needs Python ≥3.11 and make; everything else is fetched into .venv and the model cache.
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ WORKERS ?= 2
 # Bytecode goes into the environment too: the tree stays as it was checked out.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/pycache
 
-.PHONY: demo test setup check format bench bench-service bench-encode clean lock
+.PHONY: demo test chaos setup check format bench bench-service bench-encode clean lock
 
 demo: setup
 	$(BIN)/python examples/demo.py
@@ -20,6 +21,11 @@ setup: .venv/.installed
 
 test: setup .venv/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# One process: each fault is to meet one batch. The table is kept in out/chaos.md.
+chaos: .venv/.installed-dev
+	rm -f out/chaos.md
+	$(BIN)/python -m pytest tests/e2e -m chaos
 
 # What CI holds the tree to, beside the tests.
 check: .venv/.installed-dev

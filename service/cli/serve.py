@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from service.api.listen import config
 from service.cli.console import CommandError
+from service.db.migrate import WrongTables, refuse_other_tables
 from service.settings import Settings
 
 SWITCH_S = 0.0005
@@ -19,7 +20,7 @@ def serve(shutdown_s: int) -> None:
     """Serve until SIGTERM; requests under way then have `shutdown_s` seconds.
 
     Raises:
-        CommandError: a setting is missing or wrong.
+        CommandError: a setting is missing or wrong, or the database has other tables.
     """
     try:
         settings = Settings()
@@ -29,6 +30,10 @@ def serve(shutdown_s: int) -> None:
             for fault in error.errors()
         ]
         raise CommandError("\n".join(faults)) from error
+    try:
+        refuse_other_tables(settings.database_url.get_secret_value())
+    except WrongTables as error:
+        raise CommandError(str(error)) from error
     sys.setswitchinterval(SWITCH_S)
     server = uvicorn.Server(
         config(
