@@ -21,7 +21,7 @@ CONTINUOUS = "halfrate_continuous"  # our name among transformers' attention fun
 _LOWEST = -1e30  # below every score, yet finite: rows that see nothing must not become NaN
 
 # What models hand on that says nothing about attention over our own memory.
-_IGNORED = frozenset(
+IGNORED = frozenset(
     {
         "cache_position",
         "dropout",  # none: the model is in eval mode
@@ -147,7 +147,7 @@ def _rule(
     if mask is not None or causal is False or not getattr(module, "is_causal", True):
         msg = "attention that is not causal, or under the model's own mask"
         raise NotSupportedError(msg)
-    strange = [n for n, given in options.items() if given is not None and n not in _IGNORED]
+    strange = [n for n, given in options.items() if given is not None and n not in IGNORED]
     if strange:
         msg = f"attention with {', '.join(strange)}"
         raise NotSupportedError(msg)
@@ -170,26 +170,30 @@ def _read_group(
     if group.places is not None:
         asking = queries.new_zeros(group.count, *queries.shape[1:])
         asking[group.places] = queries[rows]
-    mask = _group_mask(layout, group, rule.window, layer.heads.count)
-    flat = [tensor.flatten(0, 1) for tensor in (asking, keys, values)]
-    read, weights = _written_out(flat[0], flat[1], flat[2], mask, rule)
-    read = read.view(*asking.shape[:3], -1)
-    weights = weights.view(asking.shape[:3])
+    mask = _group_mask(layout, group, rule.window)
+    if _flash_does(rule, keys, values):
+        mask = mask.expand(-1, -1, asking.shape[2], -1).to(asking.dtype)
+        read, weights = _flash(asking, keys, values, rule, mask=mask)
+    else:
+        flat = [tensor.flatten(0, 1) for tensor in (asking, keys, values)]
+        mask = mask.expand(-1, layer.heads.count, -1, -1).flatten(0, 1)
+        read, weights = _written_out(flat[0], flat[1], flat[2], mask, rule)
+        read, weights = read.view(*asking.shape[:3], -1), weights.view(asking.shape[:3])
     if group.places is not None:
         read, weights = read[group.places], weights[group.places]
     sums.put(rows, read, weights)
 
 
-def _group_mask(layout: Layout, group: Group, window: int | None, heads: int) -> Tensor:
-    """[slots × heads, 1, longest]: 0 where a slot's row sees the key, else -inf."""
-    key = ("group", group.start, window, heads)
+def _group_mask(layout: Layout, group: Group, window: int | None) -> Tensor:
+    """[slots, 1, 1, longest]: 0 where a slot's row sees the key, else -inf."""
+    key = ("group", group.start, window)
     if key not in layout.kept:
         places = torch.arange(group.longest)
         hidden = places >= group.lengths[:, None]
         if window is not None:
             hidden |= places <= group.lengths[:, None] - 1 - window
         mask = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
-        layout.kept[key] = mask.repeat_interleave(heads, dim=0).unsqueeze(1)
+        layout.kept[key] = mask[:, None, None]
     found: Tensor = layout.kept[key]
     return found
 
@@ -203,7 +207,7 @@ def _read_chunk(
     count = chunk.end - chunk.start
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)
     if _flash_does(rule, keys, values) and not _hides(rule.window, count):
-        read, weights = _flash(asking, keys, values, rule, causal=True)
+        read, weights = _flash(asking, keys[:, None], values[:, None], rule, causal=True)
     else:
         places = torch.arange(count)
         seen = _seen(places, places, rule.window)
@@ -222,7 +226,7 @@ def _read_span(
         places = torch.arange(span.position, span.position + span.end - span.begin)
         seen = _seen(layout.positions[span.rows], places, rule.window)
     if seen is None and _flash_does(rule, keys, values):
-        read, weights = _flash(asking, keys, values, rule, causal=False)
+        read, weights = _flash(asking, keys[:, None], values[:, None], rule)
     else:
         read, weights = _masked(asking, keys, values, seen, rule)
     sums.merge(span.rows, read.permute(2, 0, 1, 3), weights.permute(2, 0, 1))
@@ -244,12 +248,18 @@ def _flash_does(rule: _Rule, keys: Tensor, values: Tensor) -> bool:
 
 
 def _flash(
-    asking: Tensor, keys: Tensor, values: Tensor, rule: _Rule, *, causal: bool
+    asking: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rule: _Rule,
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """torch's kernel for CPUs. asking: [kv heads, queries a kv head, rows, dim]; keys, values:
-    [kv heads, keys, dim]. → as asking, and float32 without dim."""
+    """torch's kernel for CPUs. All [batch, heads, rows or keys, dim], heads of the keys being as
+    many as those of the queries, or one. → as asking, and float32 without dim."""
     read, weights = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        asking, keys.unsqueeze(1), values.unsqueeze(1), 0.0, causal, scale=rule.scale
+        asking, keys, values, 0.0, causal, attn_mask=mask, scale=rule.scale
     )
     return read, weights
 

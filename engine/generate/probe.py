@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface
 
-from engine.generate.attention import CONTINUOUS, NotSupportedError, register
+from engine.config import Quantize
+from engine.generate.attention import CONTINUOUS, IGNORED, NotSupportedError, register
+from engine.generate.block import Heard, form_blocks_, is_layer, products
 from engine.generate.forward import PackedForward
 from engine.generate.kv import KV, Heads
 from engine.memory import is_out_of_memory
-from engine.model.load import Decoder
+from engine.model.linear import prepack_
+from engine.model.load import Decoder, speed_up
 from engine.plan.schedule import Asked, Schedule
 from engine.plan.slots import Slots
 
@@ -30,6 +34,7 @@ _BUDGET = 16  # of a step: prompts come in pieces, beside others' next tokens
 
 # Greatest difference of scores, as a share of the greatest score; a wrong read makes it near 1.
 _TOLERANCES = {torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 6e-2}
+_ROUNDED = 0.3  # int8
 
 # Ropes that turn every token by what the longest text beside it needs.
 _JOINT_ROPES = {"dynamic", "longrope"}
@@ -42,37 +47,46 @@ _REFUSALS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _Call:
     """What a layer asked of attention."""
 
+    queries: int  # heads
     heads: Heads
-    window: int | None
+    options: dict[str, Any]
 
 
-def continuous_forward(decoder: Decoder, tokens: int) -> tuple[PackedForward, int] | None:
+def continuous_forward(
+    decoder: Decoder, tokens: int, quantize: Quantize | None = None
+) -> tuple[PackedForward, int] | None:
     """The decoder over a KV memory for a text of its context and for `tokens` tokens at least.
 
     Also the memory's size. None, and the reason in the log, where its scores would not be right.
+    The model's layers are replaced by faster ones; after None it is not to be used any more.
     """
-    own = decoder.model.config._attn_implementation
-    reason = None
     try:
-        heads = _listen(decoder)
-        decoder.model.set_attn_implementation(own)
-        _compare(decoder, heads, own)
+        texts: dict[Hashable, tuple[int, ...]] = dict(enumerate(_texts(decoder)))
+        expected = {name: _own_scores(decoder, text) for name, text in texts.items()}
+        heads, formed = _listen(decoder, quantize)
+        if formed < len(heads):
+            speed_up(decoder.model, quantize)
+        prepack_(decoder.model)  # what stands outside of the layers
+        register()
         decoder.model.set_attn_implementation(CONTINUOUS)
+        _compare(decoder, heads, texts, expected, _tolerance(decoder, quantize))
         return _with_memory(decoder, heads, tokens)
     except _REFUSALS as error:
         if is_out_of_memory(error):
             raise
         reason = str(error) or type(error).__name__
-    decoder.model.set_attn_implementation(own)
     log.warning("padded batches: continuous batching does not suit the model: %s", reason)
     return None
 
 
-def _listen(decoder: Decoder) -> list[Heads]:
-    """What each layer keeps of a token. Raises NotSupportedError where attention is its own."""
+def _listen(decoder: Decoder, quantize: Quantize | None) -> tuple[list[Heads], int]:
+    """What each layer keeps of a token, and how many layers became blocks.
+
+    Raises NotSupportedError where attention is the model's own.
+    """
     if decoder.device.type != "cpu":
         msg = "there is no attention for this device yet"
         raise NotSupportedError(msg)
@@ -82,7 +96,8 @@ def _listen(decoder: Decoder) -> list[Heads]:
     if getattr(config, "attention_chunk_size", None) or not _LAYER_TYPES.issuperset(kinds):
         msg = "layers that attend in chunks, or not at all"
         raise NotSupportedError(msg)
-    heard: list[_Heard] = []
+    calls: list[_Call] = []
+    layers: dict[nn.Module, Heard] = {}
 
     def hear(
         _module: Any,  # noqa: ANN401 the attention layer that calls
@@ -92,24 +107,45 @@ def _listen(decoder: Decoder) -> list[Heads]:
         _mask: Tensor | None,
         **options: Any,  # noqa: ANN401 as the model hands them on
     ) -> tuple[Tensor, None]:
-        """Note shapes; what is answered is of no account."""
-        heads = Heads(key.shape[1], key.shape[-1], value.shape[-1])
-        heard.append(_Heard(heads, options.get("sliding_window")))
-        each = query.shape[1] // key.shape[1]
-        return value.repeat_interleave(each, dim=1).transpose(1, 2), None
+        """Note shapes; attend simply, so that what is answered depends on all of it."""
+        calls.append(
+            _Call(query.shape[1], Heads(key.shape[1], key.shape[-1], value.shape[-1]), options)
+        )
+        read = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=options.get("scaling"), enable_gqa=True
+        )
+        return read.transpose(1, 2), None
+
+    def note(
+        layer: nn.Module, hidden: tuple[Any, ...], keywords: dict[str, Any], made: object
+    ) -> None:
+        if isinstance(made, Tensor) and len(hidden) == 1:
+            call = calls[-1]
+            heads = (call.queries, call.heads.count, call.heads.key_dim)
+            options = {n: value for n, value in call.options.items() if n not in IGNORED}
+            layers[layer] = Heard(hidden[0], keywords, options, heads, made)
 
     AttentionInterface.register(_LISTENING, hear)
     decoder.model.set_attn_implementation(_LISTENING)
-    ids = torch.arange(3, 7)[None] % decoder.vocab_size
-    decoder.model(input_ids=ids, position_ids=torch.arange(4)[None], use_cache=False)
-    if len(heard) != config.num_hidden_layers:
-        msg = f"{len(heard)} of {config.num_hidden_layers} layers call the attention interface"
+    ids = torch.tensor([_texts(decoder)[0]])
+    hooks = [
+        module.register_forward_hook(note, with_kwargs=True)
+        for module in decoder.model.modules()
+        if is_layer(module)
+    ]
+    decoder.model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    if len(calls) != config.num_hidden_layers:
+        msg = f"{len(calls)} of {config.num_hidden_layers} layers call the attention interface"
         raise NotSupportedError(msg)
-    windows = sum(layer.window is not None for layer in heard)
+    windows = sum(call.options.get("sliding_window") is not None for call in calls)
     if kinds and windows != sum(kind == "sliding_attention" for kind in kinds):
         msg = "layers with a window that do not name it"
         raise NotSupportedError(msg)
-    return [layer.heads for layer in heard]
+    product = products(quantize, decoder.model.dtype)
+    formed = 0 if product is None else form_blocks_(decoder.model, layers, product)
+    return [call.heads for call in calls], formed
 
 
 def _check_ropes(config: Any) -> None:  # noqa: ANN401 a config's dict, or any part of it
@@ -121,13 +157,14 @@ def _check_ropes(config: Any) -> None:  # noqa: ANN401 a config's dict, or any p
             _check_ropes(part)
 
 
-def _compare(decoder: Decoder, heads: Sequence[Heads], own: str) -> None:
-    """Raises NotSupportedError where scores differ from those of the model's own forward."""
-    texts: dict[Hashable, tuple[int, ...]] = dict(enumerate(_texts(decoder)))
-    decoder.model.set_attn_implementation(own)
-    expected = {name: _own_scores(decoder, text) for name, text in texts.items()}
-    register()
-    decoder.model.set_attn_implementation(CONTINUOUS)
+def _compare(
+    decoder: Decoder,
+    heads: Sequence[Heads],
+    texts: dict[Hashable, tuple[int, ...]],
+    expected: dict[Hashable, Tensor],
+    tolerance: float,
+) -> None:
+    """Raises NotSupportedError where scores differ from those of the model as it was loaded."""
     slots = Slots(sum(map(len, texts.values())) * 4)
     schedule = Schedule(slots, limit=slots.total, max_rows=len(texts))
     forward = PackedForward(decoder, KV(slots.total, heads, decoder.model.dtype))
@@ -136,16 +173,19 @@ def _compare(decoder: Decoder, heads: Sequence[Heads], own: str) -> None:
         sequences, scores = forward(step)
         schedule.done(step)
         for sequence, found in zip(sequences, scores, strict=True):
-            _check(found, expected[sequence.id][sequence.known - 1])
+            _check(found, expected[sequence.id][sequence.known - 1], tolerance)
             if sequence.more == 1:
                 schedule.finish(sequence)
             else:
                 schedule.append(sequence, texts[sequence.id][sequence.known])
 
 
-def _check(found: Tensor, expected: Tensor) -> None:
-    """Both float32 [vocab]."""
-    limit = _TOLERANCES.get(expected.dtype, 1e-3)
+def _tolerance(decoder: Decoder, quantize: Quantize | None) -> float:
+    return _ROUNDED if quantize is not None else _TOLERANCES[decoder.model.dtype]
+
+
+def _check(found: Tensor, expected: Tensor, limit: float) -> None:
+    """Both [vocab]."""
     difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-9))
     if not difference <= limit:
         msg = f"scores differ by {difference:.1e} of the greatest"

@@ -47,7 +47,7 @@ def prepack_(model: Module) -> None:
 
     Only plain float32 layers on a CPU; each keeps its name. Their own weights are let go.
     """
-    if not _works():
+    if not can_prepack():
         log.warning("no prepacked linear layers in this build of torch")
         return
     for module in list(model.modules()):
@@ -83,7 +83,7 @@ def _layout(weight: Tensor) -> Tensor:
     return packed
 
 
-def _works() -> bool:
+def can_prepack() -> bool:
     """Whether this build has the two operators; they are torch's own, but not of its public API."""
     if not (torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False

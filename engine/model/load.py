@@ -32,6 +32,7 @@ from engine.model.files import (
     sentence_config,
     transformer_folder,
 )
+from engine.model.grammar import Grammars
 from engine.model.heads import Head, read_head
 from engine.model.int8 import quantize_
 from engine.model.linear import prepack_
@@ -80,6 +81,7 @@ class Decoder:
     eos_ids: frozenset[int]
     vocab_size: int
     context_length: int
+    grammars: Grammars
 
     def new_cache(self) -> Cache:
         """An empty cache of keys and values, of the layer kinds that this model needs."""
@@ -114,7 +116,7 @@ def load_encoder(config: EngineConfig) -> Encoder:
     if isinstance(head, EmbeddingHead) and "lasttoken" in head.modes:
         _check_ends(config, whole, tokenizer)
     model = whole if config.kind is Kind.EMBED else whole.base_model
-    _speed_up(model, config.quantize)
+    speed_up(model, config.quantize)
     return Encoder(
         model=model,
         whole=whole,
@@ -135,18 +137,19 @@ def load_decoder(config: EngineConfig) -> Decoder:
     """The generating model in a folder. Raises ModelLoadError where it cannot be run rightly."""
     device = _device(config.device)
     model = _load(AutoModelForCausalLM, config, device)
-    _speed_up(model, config.quantize)
     tokenizer = Tokenizer.from_dir(config.model)
     _check_tokenizer(config, tokenizer)
+    eos_ids, vocab_size = _eos_ids(model, tokenizer), _vocab_size(model)
     decoder = Decoder(
         model=model,
         accepts=frozenset(inspect.signature(model.forward).parameters),
         tokenizer=tokenizer,
         device=device,
         pad_id=_pad_id(model),
-        eos_ids=_eos_ids(model, tokenizer),
-        vocab_size=_vocab_size(model),
+        eos_ids=eos_ids,
+        vocab_size=vocab_size,
         context_length=_context_length(config),
+        grammars=Grammars(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids),
     )
     layers = getattr(decoder.new_cache(), "layers", [])
     if not all(hasattr(layer, "batch_select_indices") for layer in layers):
@@ -169,7 +172,7 @@ def _auto_class(kind: Kind) -> Any:  # noqa: ANN401 transformers' Auto classes s
             assert_never(unreachable)
 
 
-def _speed_up(model: Any, quantize: Quantize | None) -> None:  # noqa: ANN401 a PreTrainedModel
+def speed_up(model: Any, quantize: Quantize | None) -> None:  # noqa: ANN401 a PreTrainedModel
     """Put faster linear layers in the place of the model's own."""
     match quantize:
         case Quantize.INT8:

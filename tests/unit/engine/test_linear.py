@@ -74,7 +74,7 @@ def test_only_plain_float32_layers_are_replaced(monkeypatch: pytest.MonkeyPatch)
     prepack_(model)
     assert [type(module) for module in model] == [Own, Linear, PrepackedLinear]
 
-    monkeypatch.setattr(linear, "_works", lambda: False)
+    monkeypatch.setattr(linear, "can_prepack", lambda: False)
     plain = Sequential(Linear(8, 8))
     prepack_(plain)
     assert type(plain[0]) is Linear
