@@ -11,6 +11,7 @@ import boto3
 import structlog
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.handlers import add_expect_header
 from urllib3.exceptions import HTTPError
 
 from service.settings import MIB, Settings
@@ -67,7 +68,7 @@ class Storage:
         )
 
         def client(*, connect_s: float, read_s: float, attempts: int) -> "S3Client":
-            return session.client(
+            made = session.client(
                 "s3",
                 endpoint_url=endpoint_url,
                 config=Config(
@@ -82,6 +83,10 @@ class Storage:
                     response_checksum_validation="when_required",
                 ),
             )
+            # Bodies are small and at hand, so asking first saves nothing; and where the connection
+            # breaks within the store's "100 Continue", botocore reads on for ever.
+            made.meta.events.unregister("before-call.s3", add_expect_header)
+            return made
 
         self._client = client(connect_s=5, read_s=60, attempts=4)
         self._pinger = client(connect_s=2, read_s=2, attempts=1)

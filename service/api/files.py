@@ -78,8 +78,10 @@ async def create_file(
     forget = partial(files.forget, file_id=file_id)
     async with stored(parts, storage_key, forget) as writer:
         sink = DigestingSink(writer, hashing=key is not None)
-        upload = await receive(request, sink, max_bytes=parts.settings.max_file_bytes)
-        await run_sync(writer.finish)
+        upload = await receive(
+            request, sink, max_bytes=parts.settings.max_file_bytes, writers=parts.writers
+        )
+        await run_sync(writer.finish, limiter=parts.writers)
         file = files.new(
             caller.project_id,
             file_id,
