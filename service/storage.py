@@ -168,9 +168,9 @@ class Storage:
                     reply = self._open(key, position, end)
                     if reply is None:
                         return
-                    _check_same(key, etag, reply["ETag"])
-                    etag, end = reply["ETag"], position + reply["ContentLength"]
                     with closing(reply["Body"]) as body:
+                        _check_same(key, etag, reply["ETag"])
+                        etag, end = reply["ETag"], position + reply["ContentLength"]
                         while piece := body.read(min(chunk, end - position) or chunk):
                             position += len(piece)
                             yield piece
@@ -212,6 +212,9 @@ class Storage:
         with _translated(prefix):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self.bucket, Prefix=prefix):
+                # Every list says this; a reply that was cut off before its body does not, and
+                # would pass for an empty one.
+                _ = page["IsTruncated"]
                 for found in page.get("Contents", ()):
                     yield found["Key"]
 

@@ -58,8 +58,9 @@ class Cutter:
                 passed += len(data)
                 sink.sendall(data)
         for end in (source, sink):
+            # Wakes the thread of the other way; to shut it for writing would be an orderly end.
             with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RD)
             end.close()
 
     def close(self) -> None:
