@@ -18,6 +18,7 @@ import torch
 from engine.config import EngineConfig, Kind
 from engine.encode.loop import EncodeLoop
 from engine.encode.probe import probe
+from engine.generate.answer import unfollowed
 from engine.generate.continuous import ContinuousLoop
 from engine.generate.kv_room import tokens_that_fit
 from engine.generate.padded import GenerateLoop
@@ -25,6 +26,7 @@ from engine.generate.probe import continuous_forward
 from engine.generate.span_forward import SpanForward
 from engine.intake import Intake
 from engine.memory import most_held
+from engine.model.grammar import GrammarError, Grammars
 from engine.model.load import Decoder, load_decoder, load_encoder, speed_up
 from engine.outcome import Outcome
 from engine.plan.admit import refusal
@@ -45,6 +47,7 @@ class Engine:
         self.dimensions: int | None = None  # length of the vectors, where it makes any
         self.smaller_dimensions: tuple[int, ...] = ()  # what they may be cut to
         self.labels: tuple[str, ...] = ()  # names of what it scores
+        self._grammars: Grammars | None = None  # of a model that generates
         self._loop: EncodeLoop | GenerateLoop | ContinuousLoop
         match config.kind:
             case Kind.EMBED | Kind.CLASSIFY | Kind.SCORE | Kind.TOKEN_CLASSIFY:
@@ -66,6 +69,7 @@ class Engine:
                 self._device = encoder.device
             case Kind.GENERATE:
                 decoder, self._loop = _generate_loop(config, clock)
+                self._grammars = decoder.grammars
                 if isinstance(self._loop, ContinuousLoop):
                     self._path = "packed"
                 self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
@@ -146,13 +150,26 @@ class Engine:
         )
 
     def _refuse(self, request: Request) -> Failure | None:
-        return refusal(
+        refused = refusal(
             request,
             kind=self._kind,
             context_length=self.context_length,
             vocab_size=self._vocab_size,
             dimensions=self._lengths,
         )
+        if refused is None and self._grammars is not None and isinstance(request, GenerateRequest):
+            return _refuse_grammar(request, self._grammars)
+        return refused
+
+
+def _refuse_grammar(request: GenerateRequest, grammars: Grammars) -> Failure | None:
+    if request.sampling.grammar is None:
+        return None
+    try:
+        grammars.check(request.sampling.grammar)
+    except GrammarError as error:
+        return unfollowed(request.id, error)
+    return None
 
 
 @torch.inference_mode()

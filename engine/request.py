@@ -11,14 +11,45 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+JSON_SPACE = r" |\n[ \t]{0,20}"
+"""Between the parts of a JSON text: a space, or a new line and how far it is indented. Were there
+no end to it, some models would write nothing else."""
+
+
+class GrammarKind(StrEnum):
+    """In which language a grammar is written: a JSON schema, a regular expression, or Lark as
+    llguidance reads it."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer has to be a text of, from its first token to its last."""
+
+    kind: GrammarKind
+    text: str
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How an answer's tokens are chosen.
 
-    `temperature` 0 takes the likeliest token. Draws are keyed by (seed, choice, step), so the same
-    request draws the same numbers again, whatever runs beside it. `stop` strings end the answer and
-    are not part of it.
+    In this order the scores are changed: `repetition_penalty` divides or multiplies those of tokens
+    in prompt and answer, `frequency_penalty` is taken off for each time a token stands in the
+    answer and `presence_penalty` if it does, `logit_bias` is added; before `min_tokens` the answer
+    cannot end, and what breaks the `grammar` cannot follow. Then `temperature` 0 takes the
+    likeliest token; else one is drawn from the `top_k` likeliest (0: all), of those the fewest that
+    reach `top_p`, of those the ones at least `min_p` times as likely as the likeliest.
+
+    Draws are keyed by (seed, choice, step), so the same request draws the same numbers again,
+    whatever runs beside it. `stop` strings end the answer and are not part of it; before
+    `min_tokens` they do not. With `ignore_eos` a token that ends a text ends no answer.
+
+    `logprobs` asks of each token for its log probability and those of so many likeliest, by the
+    model's scores as they were; `candidates` for those of these tokens to come first.
     """
 
     max_tokens: int
@@ -26,6 +57,17 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
+    logprobs: int | None = None
+    candidates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +128,21 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was, and which were the likeliest: (token, log probability)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
-    """An answer. `token_ids` holds every generated token, the closing one included."""
+    """An answer. `token_ids` holds every generated token, the closing one included.
+
+    `logprobs`, where asked for, are of all of them; `candidates` are the log probabilities of the
+    request's candidates, in their order.
+    """
 
     id: Hashable
     text: str
@@ -97,6 +152,8 @@ class Generation:
     cached_tokens: int
     output_tokens: int
     work: Work = Work()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    candidates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

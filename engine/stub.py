@@ -4,6 +4,7 @@ To try the service and to test it; held to the same suite as the real engine.
 """
 
 import hashlib
+import math
 import struct
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.calls import CallForm
 from engine.config import EngineConfig, Kind
 from engine.errors import TemplateError, UnknownPrompt
 from engine.generate.stops import StopWatch, cut
@@ -28,17 +30,20 @@ from engine.request import (
     Encoded,
     EncodeRequest,
     Failure,
+    FailureReason,
     FinishReason,
     GenerateRequest,
     Generation,
     Request,
     Result,
     TokenClassification,
+    TokenLogprob,
     Work,
 )
 from engine.surface import Counters, Pair, Status, Window, drive
 
 BEGIN, END = 256, 257  # ids below are bytes of UTF-8
+NAMES = {BEGIN: b"<begin>", END: b"<end>"}
 VOCAB_SIZE = 258
 CONTEXT_LENGTH = 32768
 DIMENSIONS = 32
@@ -59,6 +64,8 @@ class StubTokenizer:
 
     vocab_size = VOCAB_SIZE
     context_length: int | None = CONTEXT_LENGTH
+    eos_id: int | None = END
+    calls: CallForm | None = None
 
     def __init__(self, prompts: Mapping[str, str] = PROMPTS) -> None:
         self.prompts: Mapping[str, str] = MappingProxyType({**PROMPTS, **prompts})
@@ -115,8 +122,13 @@ class StubTokenizer:
         """Ids of the text alone."""
         return list(text.encode("utf-8"))
 
-    def render_chat(self, messages: list[dict[str, Any]]) -> str:
-        """`role: content` a line; TemplateError where either is no text."""
+    def render_chat(
+        self, messages: list[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
+        """`role: content` a line; TemplateError where either is no text, or there are tools."""
+        if tools:
+            msg = "the stub calls no tools"
+            raise TemplateError(msg)
         lines = []
         for message in messages:
             role, content = message.get("role"), message.get("content")
@@ -126,10 +138,14 @@ class StubTokenizer:
             lines.append(f"{role}: {content}\n")
         return "".join(lines)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The byte, or the name of a special token."""
+        return bytes([token_id]) if token_id < BEGIN else NAMES[token_id]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The bytes' text, special tokens left out or written as <begin> and <end>."""
-        names = {BEGIN: b"<begin>", END: b"<end>"} if not skip_special_tokens else {}
-        content = b"".join(names.get(i, bytes([i]) if i < BEGIN else b"") for i in ids)
+        kept = [i for i in ids if i < BEGIN or not skip_special_tokens]
+        content = b"".join(map(self.token_bytes, kept))
         return content.decode("utf-8", errors="replace")
 
 
@@ -138,7 +154,8 @@ class StubEngine:
 
     A vector, or a text's logits, follow from a digest of the tokens; a token is part of a name
     where its word begins with a capital letter; an answer repeats the prompt's last tokens, and
-    ends by itself where max_tokens leaves room for the whole prompt.
+    ends by itself where max_tokens leaves room for the whole prompt. Every token was certain; a
+    grammar is refused.
     """
 
     def __init__(
@@ -221,6 +238,9 @@ class StubEngine:
                 assert_never(unreachable)
 
     def _refuse(self, request: Request) -> Failure | None:
+        if isinstance(request, GenerateRequest) and request.sampling.grammar is not None:
+            message = "The stub follows no grammar."
+            return Failure(request.id, FailureReason.INVALID, message, "grammar")
         return refusal(
             request,
             kind=self._config.kind,
@@ -293,7 +313,15 @@ def _generate(request: GenerateRequest, tokenizer: StubTokenizer) -> Generation:
         input_tokens=len(request.prompt),
         cached_tokens=0,
         output_tokens=len(token_ids),
+        logprobs=_certain(token_ids, sampling.logprobs),
+        candidates=tuple(-math.log(len(sampling.candidates)) for _ in sampling.candidates),
     )
+
+
+def _certain(token_ids: Sequence[int], count: int | None) -> tuple[TokenLogprob, ...] | None:
+    if count is None:
+        return None
+    return tuple(TokenLogprob(token, 0.0, ((token, 0.0),)[:count]) for token in token_ids)
 
 
 def _tokens(result: Encoded | Generation) -> int:

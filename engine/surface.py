@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
+from engine.calls import CallForm
 from engine.request import Request, Result
 
 
@@ -195,8 +196,24 @@ class TokenizerLike(Protocol):
         """Ids of what `render_chat` made, which holds its special tokens already."""
         ...
 
-    def render_chat(self, messages: list[dict[str, Any]]) -> str:
+    @property
+    def eos_id(self) -> int | None:
+        """The id that ends a text; None where the model's files name none."""
+        ...
+
+    @property
+    def calls(self) -> CallForm | None:
+        """How the chat template writes calls of tools; None where it has no place for them."""
+        ...
+
+    def render_chat(
+        self, messages: list[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         """The messages as the model's chat template writes them, up to where the answer begins."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, which may be a part of a character."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

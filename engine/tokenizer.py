@@ -4,6 +4,7 @@ Reads the model's tokenizer.json itself: importing this file costs no torch, so 
 estimating stay light.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,8 +15,10 @@ import tokenizers
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 from tokenizers.processors import TemplateProcessing
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from engine.calls import CallForm, call_form
 from engine.errors import ModelLoadError, TemplateError, UnknownPrompt
 from engine.model.files import (
     context_length_of,
@@ -44,11 +47,16 @@ _TEMPLATE_FAULTS = (
 # Classes whose pairs transformers gives no types, unless tokenizer_config.json names them.
 _TYPELESS = frozenset({"PreTrainedTokenizer", "TokenizersBackend", "AlbertTokenizer"})
 
+# How byte-level tokens spell bytes, and SentencePiece's a byte of no token's and a space.
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]  # transformers'
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"
+
 
 class Tokenizer:
     """One model's tokenizer. Cuts a text only where it is told to, whatever tokenizer.json says.
 
-    Nothing changes after it is made, so threads may share one.
+    Threads may share one.
     """
 
     def __init__(
@@ -71,6 +79,7 @@ class Tokenizer:
         self._types = types  # whether the model tells the texts of a pair apart by a type
         self.context_length = context_length
         self.prompts = prompts
+        self._call_forms: list[CallForm | None] = []  # one, once it was asked for
 
     @classmethod
     def from_dir(cls, model_dir: Path, *, prompts: Mapping[str, str] | None = None) -> "Tokenizer":
@@ -185,11 +194,33 @@ class Tokenizer:
         """Ids of what `render_chat` made, special tokens included (no second BOS)."""
         return self._backend.encode(_unicode(text), add_special_tokens=False).ids
 
-    def render_chat(self, messages: list[dict[str, Any]]) -> str:
+    @property
+    def calls(self) -> CallForm | None:
+        """How the chat template writes calls of tools; None where it has no place for them."""
+        if not self._call_forms:
+            special = [
+                token.content
+                for token in self._backend.get_added_tokens_decoder().values()
+                if token.special
+            ]
+            self._call_forms.append(call_form(self._render, special))
+        return self._call_forms[0]
+
+    def render_chat(
+        self, messages: list[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         """The messages as the model's chat template writes them, up to where the answer begins.
 
         Raises TemplateError where the model has no template or its template refuses the messages.
         """
+        return self._render(messages, tools, True)
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        begins: bool,
+    ) -> str:
         if self._chat_template is None:
             msg = "This model has no chat template."
             raise TemplateError(msg)
@@ -197,8 +228,9 @@ class Tokenizer:
         try:
             rendered = render_jinja_template(
                 conversations=[messages],
+                tools=list(tools) or None,
                 chat_template=self._chat_template,
-                add_generation_prompt=True,
+                add_generation_prompt=begins,
                 **context,
             )[0]
         except _TEMPLATE_FAULTS as error:
@@ -208,6 +240,22 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of these ids; bytes that are no whole character become U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, which may be a part of a character; nothing for no token."""
+        token = self._backend.id_to_token(token_id) or ""
+        if token_id in self._backend.get_added_tokens_decoder():
+            return token.encode()
+        if "ByteLevel" in repr(self._backend.decoder) and _BYTES.keys() >= set(token):
+            return bytes(_BYTES[character] for character in token)
+        whole = _BYTE.fullmatch(token)
+        if whole:
+            return bytes.fromhex(whole[1])
+        return token.replace(_SPACE, " ").encode()
+
+    def to_json(self) -> str:
+        """All of it, as the tokenizers library writes it."""
+        return self._backend.to_str()
 
     def _cut(self, text: str, limit: int, overlap: int = 0) -> tokenizers.Encoding:
         """The first piece of a text, special tokens included; it holds the others."""

@@ -3,6 +3,7 @@
 from alembic import context
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.pool import NullPool
 
 # Alembic sees the tables of the modules that are imported: every one that declares any.
 from service.db import models, upload_models, webhook_models  # noqa: F401 - as above
@@ -22,7 +23,10 @@ def _url() -> str:
 
 def run() -> None:
     """Upgrade in one transaction, giving up rather than queueing behind a long lock."""
-    engine = create_engine(make_url(_url()).set(drivername="postgresql+psycopg"))
+    # No pool: a migration that fails must not leave a connection that keeps the lock below.
+    engine = create_engine(
+        make_url(_url()).set(drivername="postgresql+psycopg"), poolclass=NullPool
+    )
     with engine.connect() as connection:
         connection.execute(text("SET lock_timeout = '5s'"))
         # Two migrators at once (several replicas starting): the second waits, then finds nothing.
@@ -37,7 +41,6 @@ def run() -> None:
         with context.begin_transaction():
             context.run_migrations()
         connection.commit()
-    engine.dispose()
 
 
 if context.is_offline_mode():

@@ -81,6 +81,9 @@ class Settings(Limits):
     max_requests: PositiveInt = Field(
         1_000, description="Requests an API process works on at once; more get 503."
     )
+    max_uploads: PositiveInt = Field(
+        64, description="Uploads an API process takes in at once, of ≤18 MiB each; more get 503."
+    )
     metrics_token: Annotated[SecretStr, Field(min_length=16)] | None = Field(
         None,
         description="Bearer token of GET /metrics, at least 16 characters; unset: only callers on"

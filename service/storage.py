@@ -11,6 +11,7 @@ import boto3
 import structlog
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.handlers import add_expect_header
 from urllib3.exceptions import HTTPError
 
 from service.settings import MIB, Settings
@@ -67,7 +68,7 @@ class Storage:
         )
 
         def client(*, connect_s: float, read_s: float, attempts: int) -> "S3Client":
-            return session.client(
+            made = session.client(
                 "s3",
                 endpoint_url=endpoint_url,
                 config=Config(
@@ -82,6 +83,10 @@ class Storage:
                     response_checksum_validation="when_required",
                 ),
             )
+            # Bodies are small and at hand, so asking first saves nothing; and where the connection
+            # breaks within the store's "100 Continue", botocore reads on for ever.
+            made.meta.events.unregister("before-call.s3", add_expect_header)
+            return made
 
         self._client = client(connect_s=5, read_s=60, attempts=4)
         self._pinger = client(connect_s=2, read_s=2, attempts=1)
@@ -163,9 +168,9 @@ class Storage:
                     reply = self._open(key, position, end)
                     if reply is None:
                         return
-                    _check_same(key, etag, reply["ETag"])
-                    etag, end = reply["ETag"], position + reply["ContentLength"]
                     with closing(reply["Body"]) as body:
+                        _check_same(key, etag, reply["ETag"])
+                        etag, end = reply["ETag"], position + reply["ContentLength"]
                         while piece := body.read(min(chunk, end - position) or chunk):
                             position += len(piece)
                             yield piece
@@ -207,6 +212,9 @@ class Storage:
         with _translated(prefix):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self.bucket, Prefix=prefix):
+                # Every list says this; a reply that was cut off before its body does not, and
+                # would pass for an empty one.
+                _ = page["IsTruncated"]
                 for found in page.get("Contents", ()):
                     yield found["Key"]
 
@@ -363,3 +371,6 @@ def _translated(key: str) -> Iterator[None]:
         raise StorageError(f"{key}: {code or error}") from error
     except (BotoCoreError, HTTPError, OSError) as error:
         raise StorageError(f"{key}: {error}") from error
+    except KeyError as error:
+        # A connection that breaks among the headers of a reply looks like one without them.
+        raise StorageError(f"{key}: the reply has no {error}") from error

@@ -21,6 +21,10 @@ TRANSPORT_OPTIONS = {
 MOST_WAITING = 16
 """So many wakes in a queue that nobody reads are enough: one more would say nothing new."""
 
+STALE_TICKS = 30
+"""A message older than so many is worth nothing. Not fewer: its age is told by the clocks of two
+hosts, and a worker whose clock is a minute ahead must still hear the ticks."""
+
 log = structlog.get_logger()
 
 
@@ -40,7 +44,6 @@ class Waker:
             broker_connection_timeout=2,
         )
         self._redis = Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)
-        # A wake that nobody took within a few ticks has been replaced by now.
         self._expires_s = expires_s
 
     def validate(self) -> None:

@@ -17,7 +17,7 @@ from engine.surface import EngineLike
 from service.batch import TERMINAL, BatchStatus, ShardState, StageName
 from service.clock import monotonic
 from service.db import batches, session
-from service.db.models import Batch, File, RequestLine, Shard, Stage
+from service.db.models import Batch, File, Project, RequestLine, Shard, Stage
 from service.ids import new_id
 from worker import assemble, clean, plan, remove, stages, tick, validate
 from worker.drain import Drain, Places
@@ -144,6 +144,15 @@ class Pipeline:
     resources: Resources
     project_id: uuid.UUID
 
+    @classmethod
+    def with_project(cls, resources: Resources) -> "Pipeline":
+        """One whose project is new."""
+        project_id = new_id()
+        with resources.database.transaction() as transaction:
+            now = session.now(transaction)
+            transaction.add(Project(id=project_id, name="test", created_at=now))
+        return cls(resources, project_id)
+
     def submit(
         self,
         lines: Sequence[bytes] | bytes,
@@ -200,7 +209,7 @@ class Pipeline:
 
     def clean(self) -> None:
         """Every clean stage that is ready."""
-        stages.run_ready(self.resources, StageName.CLEAN, clean.clean)
+        clean.clean_ready(self.resources)
 
     def remove(self) -> None:
         """Every remove stage that is ready."""

@@ -2,11 +2,20 @@
 
 from sqlalchemy import select
 
-from service.db import queue
+from service.batch import StageName
+from service.db import queue, removals
 from service.db.models import Batch, File
 from service.places import parts_prefix, results_prefix
 from worker.lease import KeptLease
 from worker.resources import Resources
+from worker.stages import run_ready
+
+
+def clean_ready(resources: Resources) -> None:
+    """Every clean stage that is ready; while a backup is made they stay so."""
+    with removals.allowed(resources.database.engine) as may:
+        if may:
+            run_ready(resources, StageName.CLEAN, clean)
 
 
 def clean(resources: Resources, kept: KeptLease) -> None:

@@ -19,6 +19,7 @@ from engine.surface import Counters, EngineLike
 from service.clock import Clock
 from service.db.workers import Figures
 from worker.figures import Recent, Seats, Standstill, later_tokens, percentile, tokens_of
+from worker.watchdog import WARM_UP, Doing
 
 log = structlog.get_logger()
 
@@ -73,6 +74,9 @@ class EngineLoop:
         self._handed_in, self._taken = 0, 0
         self._handing = threading.Lock()
         self._still = Standstill(clock)
+        self._begun = 0  # steps
+        self._warm = False  # whether this engine has done a step
+        self._stepping = False
         self._seats = Seats()
         self._lines, self._firsts, self._laters = Recent(), Recent(), Recent()
         self._busy_s = 0.0
@@ -106,6 +110,10 @@ class EngineLoop:
     def shard(self) -> AbstractContextManager[None]:
         """While a shard is open, time in which the engine has nothing to do is counted as idle."""
         return self._still.shard()
+
+    def doing(self) -> Doing | None:
+        """The step that is under way, or that an engine is made anew after."""
+        return Doing(self._begun, 1 if self._warm else WARM_UP) if self._stepping else None
 
     def expect(self, *, more: bool) -> None:
         """Whether, as far as is known, shards wait that nobody has claimed."""
@@ -180,7 +188,10 @@ class EngineLoop:
             while self._take_commands():
                 if self._engine.pending:
                     self._still.work(working=True)
+                    self._begun += 1
+                    self._stepping = True
                     self._step()
+                    self._stepping = False
         # Without this thread the worker only pretends to live: end it, so that it is restarted.
         except Exception:
             log.exception("engine loop ended; the worker stops")
@@ -196,9 +207,11 @@ class EngineLoop:
             log.exception("engine step failed; the engine is made anew")
             self._lose(EngineBroken(str(error)))
             self._past += self._engine.counters
+            self._warm = False
             self._engine = self._make()
             return
         self._busy_s += self._clock() - started
+        self._warm = True
         self._seats.note(before, self._engine.counters)
         for result in results:
             self._count(result)

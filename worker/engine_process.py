@@ -18,6 +18,7 @@ from worker.execute import ModelOnLoop
 from worker.lease import Keeper
 from worker.resources import Resources
 from worker.tokenizers import tokenizer_of
+from worker.watchdog import Watchdog
 
 log = structlog.get_logger()
 
@@ -62,6 +63,9 @@ def serving(resources: Resources) -> Iterator[EngineProcess]:
                 also=beat,
             )
         )
+        watched = {f"engine {name}": on.loop.doing for name, on in loaded.items()}
+        watched["leases"] = keeper.doing
+        stack.enter_context(Watchdog(watched, limit_s=resources.worker_settings.step_limit_s))
         places = Places()
         drains = {
             name: Drain(resources, on, keeper, places, stopping=stopping.is_set, clock=monotonic)

@@ -139,6 +139,8 @@ class ShardRun:
                 self._collect(0 if piece else POLL_S)
                 if self._clock() - self._flushed_at >= self._resources.settings.flush_s:
                     self._flush()
+            # What the engine finished while the last flush took its time is not run again.
+            self._collect(0)
             whole = not piece and not self._running
         finally:
             self._abort()

@@ -11,6 +11,7 @@ import structlog
 from service.batch import Ask
 from service.db import queue, session
 from service.db.session import Database
+from worker.watchdog import Doing
 
 log = structlog.get_logger()
 
@@ -81,6 +82,7 @@ class Keeper:
         self._lease = lease
         self._every_s = every_s
         self._also = also
+        self._rounds = 0
         self._kept: dict[queue.Lease, KeptLease] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -106,9 +108,14 @@ class Keeper:
             with self._lock:
                 del self._kept[lease]
 
+    def doing(self) -> Doing | None:
+        """Its rounds, while it holds leases: they are to go on."""
+        return Doing(self._rounds) if self._kept else None
+
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             self.renew()
+            self._rounds += 1
 
     def renew(self) -> None:
         """Renew all once. A database that is away is tried again: the fence decides, not we."""

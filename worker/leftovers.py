@@ -6,7 +6,7 @@ runs apart from the tick, by one process at a time: a store that hangs must not 
 
 import structlog
 
-from service.db import idempotency, queue, session, sweep, uploads
+from service.db import idempotency, queue, removals, session, sweep, uploads
 from service.doctor import ABANDONED_AFTER
 from service.storage import StorageError
 from worker.resources import Resources
@@ -19,9 +19,11 @@ def sweep_all(resources: Resources) -> None:
     with queue.only_one(resources.database.engine, queue.SWEEP) as alone:
         if not alone:
             return
-        sweep_files(resources)
-        sweep_uploads(resources)
         sweep_idempotency_keys(resources)
+        with removals.allowed(resources.database.engine) as may:
+            if may:
+                sweep_files(resources)
+                sweep_uploads(resources)
 
 
 def sweep_files(resources: Resources) -> None:

@@ -220,6 +220,9 @@ def weigh(prompt: Prompt) -> tuple[int, int]:
             expected = min(prompt.sampling.max_tokens, EXPECTED_OUTPUT)
             answers = len(prompt.sequences) * prompt.choices
             begin = hash(prompt.sequences[0][:PREFIX_TOKENS]) & 0xFFFF_FFFF_FFFF_FFFF
+            if prompt.labels is not None:
+                # All forks read one prompt, and a few tokens more.
+                return taken + len(prompt.sequences) * prompt.labels.tree.tokens, begin
             return taken * prompt.choices + answers * expected * OUTPUT_WEIGHT, begin
         case ZeroShot():
             # Lines share their labels, which are computed once; each is compared all the same.

@@ -5,11 +5,12 @@ The one place that turns bodies into engine requests: the plan counts by it, the
 
 import hashlib
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, assert_never
+from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from engine.errors import TemplateError
+from engine.generate.labels import Fork
 from engine.request import EncodeRequest, GenerateRequest, Request, Sampling
 from engine.surface import TokenizerLike
 from service.bodies import check
@@ -20,18 +21,31 @@ from service.bodies.responses import ResponsesBody
 from service.catalog import Model
 from service.faults import Fault
 from service.lines import SUBJECTS
-from worker import readings
+from worker import calling, readings
+from worker.labelling import Labels, labels_of
 from worker.readings import Embed, Encode
+from worker.sampling import Form, form_of, limit_of, sampling_of
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """A chat, completions or responses line: `choices` answers to each prompt."""
+    """A chat, completions or responses line: `choices` answers to each prompt.
+
+    `form` is what the whole answer is to be; with `labels`, they are scored and no answer written.
+    """
 
     body: Generating
     sequences: tuple[tuple[int, ...], ...]
     sampling: Sampling
     choices: int
+    tokenizer: TokenizerLike
+    form: Form | None = None
+    labels: Labels | None = None
+
+    @property
+    def requests_each(self) -> int:
+        """How many requests of the engine a prompt takes."""
+        return self.choices if self.labels is None else len(self.labels.tree.forks)
 
 
 Prompt = Encode | Generate
@@ -51,8 +65,9 @@ def read(
     checked = check.body(body, endpoint=endpoint, rules=rules, kind=model.kind)
     match checked:
         case ChatBody():
-            turns = [Turn(each.role, each.text, each.name) for each in checked.messages]
-            prompts = (_rendered(turns, tokenizer, "messages"),)
+            tools = calling.offered(checked, tokenizer)
+            turns = [Turn(each.role, each.text, calling.told(each)) for each in checked.messages]
+            prompts = (_rendered(turns, tokenizer, "messages", tools),)
         case ResponsesBody():
             turns = [Turn(each.role, each.text) for each in checked.input]
             if checked.instructions is not None:
@@ -65,21 +80,30 @@ def read(
             )
         case _:
             return readings.read(checked, model=model, tokenizer=tokenizer)
-    return Generate(checked, prompts, _sampling(checked, model, line_seed), _choices(checked))
+    form = form_of(checked, tokenizer)
+    sampling = sampling_of(checked, model, line_seed, form)
+    labels = labels_of(None if form is None else form.labels, sampling, tokenizer)
+    return Generate(checked, prompts, sampling, _choices(checked), tokenizer, form, labels)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message, whichever endpoint it came by."""
+    """One message, whichever endpoint it came by; `more` is what a template may also want."""
 
     role: str
     text: str
-    name: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _rendered(turns: Sequence[Turn], tokenizer: TokenizerLike, subject: str) -> tuple[int, ...]:
+def _rendered(
+    turns: Sequence[Turn],
+    tokenizer: TokenizerLike,
+    subject: str,
+    tools: Sequence[dict[str, Any]] = (),
+) -> tuple[int, ...]:
+    told = [_told(turn) for turn in turns]
     try:
-        return tuple(tokenizer.encode_rendered(tokenizer.render_chat([_told(t) for t in turns])))
+        return tuple(tokenizer.encode_rendered(tokenizer.render_chat(told, tools=tools)))
     except TemplateError as error:
         fault = Fault(
             f"The model's chat template refused the messages: {error}", subject, "invalid_value"
@@ -89,36 +113,12 @@ def _rendered(turns: Sequence[Turn], tokenizer: TokenizerLike, subject: str) -> 
 
 def _told(turn: Turn) -> dict[str, Any]:
     # "developer" is the reference's newer name for a system message; templates know the old one.
-    told = {"role": "system" if turn.role == "developer" else turn.role, "content": turn.text}
-    return told if turn.name is None else {**told, "name": turn.name}
+    role = "system" if turn.role == "developer" else turn.role
+    return {"role": role, "content": turn.text, **turn.more}
 
 
 def _choices(body: Generating) -> int:
     return 1 if isinstance(body, ResponsesBody) else body.n or 1
-
-
-def _sampling(body: Generating, model: Model, line_seed: int) -> Sampling:
-    given = None if isinstance(body, ResponsesBody) else body
-    return Sampling(
-        max_tokens=limit_of(body)[1] or model.default_max_tokens,
-        temperature=1.0 if body.temperature is None else float(body.temperature),
-        top_p=1.0 if body.top_p is None else float(body.top_p),
-        seed=line_seed if given is None or given.seed is None else given.seed,
-        stop=() if given is None else tuple(given.stop or ()),
-    )
-
-
-def limit_of(body: Generating) -> tuple[str, int | None]:
-    """The parameter that limits the answer, by the name that the client used, and its value."""
-    match body:
-        case ResponsesBody():
-            return "max_output_tokens", body.max_output_tokens
-        case ChatBody() if body.max_completion_tokens is not None:
-            return "max_completion_tokens", body.max_completion_tokens
-        case ChatBody() | CompletionBody():
-            return "max_tokens", body.max_tokens
-        case unreachable:
-            assert_never(unreachable)
 
 
 def param_of(prompt: Prompt, named: str | None, *, position: int) -> str | None:
@@ -126,6 +126,8 @@ def param_of(prompt: Prompt, named: str | None, *, position: int) -> str | None:
     match prompt:
         case Generate() if named == "max_tokens":
             return limit_of(prompt.body)[0]
+        case Generate() if named == "grammar" and prompt.form is not None:
+            return prompt.form.param
         case Generate() if named is None:
             return SUBJECTS[check.ENDPOINTS[type(prompt.body)]][0][0]
         case Generate():
@@ -143,6 +145,12 @@ def seed_of(batch_id: UUID, line: int) -> int:
 def requests(prompt: Prompt, *, key: Hashable) -> list[Request]:
     """One engine request a sequence and choice; ids are (key, position)."""
     match prompt:
+        case Generate(labels=Labels() as labels):
+            return [
+                _of_fork((key, position * prompt.requests_each + place), tokens, labels, fork)
+                for position, tokens in enumerate(prompt.sequences)
+                for place, fork in enumerate(labels.tree.forks)
+            ]
         case Generate():
             return [
                 GenerateRequest(
@@ -160,3 +168,11 @@ def requests(prompt: Prompt, *, key: Hashable) -> list[Request]:
                 EncodeRequest((key, position), each.tokens, each.first, dimensions)
                 for position, each in enumerate(prompt.readings)
             ]
+
+
+def _of_fork(
+    request_id: Hashable, prompt: tuple[int, ...], labels: Labels, fork: Fork
+) -> GenerateRequest:
+    """What comes first behind a fork's tokens, and how likely each of its candidates is to."""
+    asked = Sampling(max_tokens=1, temperature=0.0, candidates=fork.candidates)
+    return GenerateRequest(request_id, (*prompt, *labels.tree.stem, *fork.tokens), asked)

@@ -7,10 +7,11 @@ from functools import cache
 from typing import Self
 
 from service.catalog import Catalog
+from service.db.hung import WORKERS
 from service.db.session import Database
 from service.settings import Settings
 from service.storage import Storage
-from service.wake import Waker
+from service.wake import STALE_TICKS, Waker
 from worker.settings import WorkerSettings
 
 
@@ -37,10 +38,12 @@ class Resources:
             database=Database(
                 settings.database_url.get_secret_value(),
                 pool=settings.database_pool,
-                application=f"halfrate worker {name}",
+                application=WORKERS + name,
             ),
             storage=Storage.from_settings(settings),
-            waker=Waker(settings.redis_url.get_secret_value(), expires_s=settings.tick_s * 5),
+            waker=Waker(
+                settings.redis_url.get_secret_value(), expires_s=settings.tick_s * STALE_TICKS
+            ),
             name=name,
         )
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -20,6 +20,11 @@ class WorkerSettings(BaseSettings):
         None, description="Most padded tokens of an engine step; unset: the engine's own."
     )
     slots: PositiveInt = Field(2, description="Shards an engine worker holds at once, per model.")
+    step_limit_s: PositiveFloat = Field(
+        600,
+        description="An engine worker ends, to be started anew, when a step of its engine or a"
+        " renewal of its leases takes longer; a first step gets five times as long.",
+    )
     cpu_slots: Annotated[int, Field(ge=3)] = Field(
         4, description="Processes of a CPU worker; one is kept free for ticks, one for webhooks."
     )

@@ -38,7 +38,7 @@ def assemble() -> None:
 @app.task(name="halfrate.clean")
 def clean() -> None:
     """Remove what ended batches left."""
-    run_ready(of_cpu_process(), StageName.CLEAN, cleaning.clean)
+    cleaning.clean_ready(of_cpu_process())
 
 
 @app.task(name="halfrate.remove")

@@ -13,7 +13,7 @@ from uuid import UUID
 import structlog
 
 from service.batch import StageName
-from service.db import batches, checks, queue, session, webhooks, workers
+from service.db import batches, checks, hung, queue, session, webhooks, workers
 from service.db.session import Database
 from service.doctor import SILENT_LEASES
 from worker.resources import Resources
@@ -25,6 +25,8 @@ def tick(resources: Resources) -> None:
     """Reap leases, enforce windows, close what is done, wake who has work."""
     database = resources.database
     duties: tuple[Callable[[], None], ...] = (
+        # First: the rows of a claim that is to be reaped may be locked by the one who hangs.
+        lambda: end_hung(database, resources.settings.lease),
         lambda: reap(database),
         lambda: close_due(database),
         lambda: close_stalled(database),
@@ -41,6 +43,14 @@ def _do(duty: Callable[[], None]) -> None:
     # Every duty must outlive the others: one poison batch must not stop everybody's clock.
     except Exception:
         log.exception("duty of the tick failed")
+
+
+def end_hung(database: Database, lease: timedelta) -> None:
+    """Give free what workers hold that stopped in the middle of a transaction."""
+    with database.transaction() as transaction:
+        number = hung.end(transaction, lease)
+    if number:
+        log.warning("transactions of stalled workers ended", number=number)
 
 
 def reap(database: Database) -> None:

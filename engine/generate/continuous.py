@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import assert_never
 
 from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.generate.accounts import Accounts, Share
-from engine.generate.answer import Answer
+from engine.generate.answer import Answer, extend
 from engine.generate.forward import PackedForward
-from engine.generate.sampler import pick
 from engine.generate.span_forward import SpanForward
 from engine.memory import is_out_of_memory, release
 from engine.model.load import Decoder
@@ -91,7 +91,7 @@ class ContinuousLoop:
             serial = self._twins.get(twin)
             if serial is None:
                 serial = next(self._serials)
-                answer = Answer(request, self._decoder.tokenizer, self._decoder.eos_ids)
+                answer = Answer(request, self._decoder)
                 self._jobs[serial] = _Job(twin, {}, answer)
                 self._twins[twin] = serial
                 fresh.append(Asked(serial, request.prompt, request.sampling.max_tokens))
@@ -147,21 +147,24 @@ class ContinuousLoop:
     ) -> list[Result]:
         """Give each answer its next token; the results of those that are finished by it."""
         answers = [self._job(sequence).answer for sequence in sequences]
-        tokens = pick(scores, [answer.next_draw() for answer in answers]) if answers else []
+        extended = extend(answers, scores)
         self._accounts.note(_shares(step), [sequence.id for sequence in sequences], began)
         results: list[Result] = []
-        for sequence, answer, token in zip(sequences, answers, tokens, strict=True):
-            if token is None:
-                self._wipe = True
-                self._schedule.finish(sequence)
-                results += self._fail(sequence, _not_finite)
-                continue
-            generation = answer.take(token)
-            if generation is None:
-                self._schedule.append(sequence, token)
-            else:
-                self._schedule.finish(sequence)
-                results += self._answer(sequence, generation)
+        for sequence, found in zip(sequences, extended, strict=True):
+            match found:
+                case int():
+                    self._schedule.append(sequence, found)
+                case Generation():
+                    self._schedule.finish(sequence)
+                    results += self._answer(sequence, found)
+                case Failure():
+                    self._wipe |= found.reason is FailureReason.NON_FINITE
+                    self._schedule.finish(sequence)
+                    results += [
+                        replace(found, id=key) for key in self._forget(sequence.id).requests
+                    ]
+                case unreachable:
+                    assert_never(unreachable)
         return results
 
     def _answer(self, sequence: Sequence, generation: Generation) -> list[Result]:
@@ -242,11 +245,6 @@ def _saved(results: Iterable[Result]) -> Counters:
     """What these answers had from others."""
     answers = [result for result in results if isinstance(result, Generation)]
     return Counters(cached_tokens=sum(answer.cached_tokens for answer in answers))
-
-
-def _not_finite(request: GenerateRequest) -> Failure:
-    message = "The model's scores for this input are not finite."
-    return Failure(request.id, FailureReason.NON_FINITE, message)
 
 
 def _too_large(request: GenerateRequest) -> Failure:

@@ -7,13 +7,14 @@ when it is empty.
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
+from typing import assert_never
 
 from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.generate.accounts import Accounts
+from engine.generate.answer import extend
 from engine.generate.running import RunningBatch
-from engine.generate.sampler import pick
 from engine.memory import is_out_of_memory, release
 from engine.model.load import Decoder
 from engine.outcome import Outcome
@@ -93,22 +94,22 @@ class GenerateLoop:
 
     def _extend(self, running: RunningBatch, logits: Tensor, began: float) -> list[Result]:
         """Give each answer its next token; the results of those that are finished by it."""
-        tokens = pick(logits, [answer.next_draw() for answer in running.answers])
+        found = extend(running.answers, logits)
         self._note(running, began, sampled=True)
         results: list[Result] = []
-        finished = []
-        for answer, token in zip(running.answers, tokens, strict=True):
-            result = _not_finite(answer.request) if token is None else answer.take(token)
-            finished.append(result is not None)
-            match result:
-                case Generation():
-                    results.append(replace(result, work=self._accounts.close(result.id)))
-                case Failure():
-                    self._accounts.drop(result.id)
-                    results.append(result)
-                case None:
+        for each in found:
+            match each:
+                case int():
                     pass
-        running.feed([token or 0 for token in tokens])
+                case Generation():
+                    results.append(replace(each, work=self._accounts.close(each.id)))
+                case Failure():
+                    self._accounts.drop(each.id)
+                    results.append(each)
+                case unreachable:
+                    assert_never(unreachable)
+        finished = [not isinstance(each, int) for each in found]
+        running.feed([each if isinstance(each, int) else 0 for each in found])
         self._tried_alone.difference_update(result.id for result in results)
         if any(finished):
             self._keep([not done for done in finished])
@@ -162,11 +163,6 @@ def _cache_cost(requests: Sequence[GenerateRequest]) -> int:
     """Most tokens whose keys and values the batch may come to hold."""
     longest = max(len(request.prompt) for request in requests)
     return (longest + max(request.sampling.max_tokens for request in requests)) * len(requests)
-
-
-def _not_finite(request: GenerateRequest) -> Failure:
-    message = "The model's scores for this input are not finite."
-    return Failure(request.id, FailureReason.NON_FINITE, message)
 
 
 def _too_large(request: GenerateRequest) -> Failure:

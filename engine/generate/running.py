@@ -18,7 +18,7 @@ class RunningBatch:
     ) -> None:
         self._decoder = decoder
         self._prefill_tokens = prefill_tokens
-        self.answers = [Answer(request, decoder.tokenizer, decoder.eos_ids) for request in requests]
+        self.answers = [Answer(request, decoder) for request in requests]
         ids, mask = _pad(requests, decoder.pad_id)
         self._ids = ids.to(decoder.device)  # [rows, width]; the new token alone once decoding
         self._mask = mask.to(decoder.device)  # [rows, width + decoded]

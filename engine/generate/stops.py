@@ -13,9 +13,9 @@ _BROKEN = "\ufffd"
 _LONGEST_BROKEN = 32
 
 
-def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """The text before the earliest stop string, and whether one stands in it."""
-    found = [position for position in map(text.find, stop) if position >= 0]
+def cut(text: str, stop: Sequence[str], begin: int = 0) -> tuple[str, bool]:
+    """The text before the earliest stop string from `begin` on, and whether one stands there."""
+    found = [position for each in stop if (position := text.find(each, begin)) >= 0]
     return (text[: min(found)], True) if found else (text, False)
 
 
@@ -42,14 +42,14 @@ class StopWatch:
         known = self._decode(self._ids[self._context : self._read])
         text = self._decode(self._ids[self._context :])
         fresh = text[len(known) :]
-        if self._holds_stop(fresh):
-            return True
+        window = self._tail + fresh
         whole = fresh and not fresh.endswith(_BROKEN)
         if whole or len(self._ids) - self._read > _LONGEST_BROKEN:
-            self._tail = (self._tail + fresh)[-self._reach :] if self._reach else ""
+            self._tail = window[-self._reach :] if self._reach else ""
             self._context, self._read = self._read, len(self._ids)
-        return False
-
-    def _holds_stop(self, fresh: str) -> bool:
-        window = self._tail + fresh
         return any(stop in window for stop in self._stop)
+
+    def skip(self, token: int) -> None:
+        """Take one more token in; no stop string is to be found that begins before its end."""
+        self.push(token)
+        self._tail = ""

@@ -218,12 +218,12 @@ def _attend_run(
 
 def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: _Rule) -> Tensor:
     """Softmax of scores written out. q: [count, heads, length, dim]; returns the same."""
-    count, heads, length, dim = q.shape
+    count, heads, length, _ = q.shape
     pairs = count * k.shape[1]  # heads that share a key head lie below each other as its queries
     scores = torch.baddbmm(
         q.new_empty(1),
-        q.reshape(pairs, -1, dim),
-        k.reshape(pairs, length, dim).transpose(1, 2),
+        _by_pair(q, pairs),
+        _by_pair(k, pairs).transpose(1, 2),
         beta=0,
         alpha=rule.scale,
     ).view(count, heads, length, length)
@@ -237,5 +237,14 @@ def _by_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: _Rule
         sinks = rule.sinks.to(scores).view(1, heads, 1, 1).expand(count, heads, length, 1)
         weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1, dtype=torch.float32)[..., :-1]
     weights = weights.to(v.dtype).reshape(pairs, -1, length)
-    mixed = torch.bmm(weights, v.reshape(pairs, length, v.shape[-1]))
+    mixed = torch.bmm(weights, _by_pair(v, pairs))
     return mixed.view(count, heads, length, v.shape[-1])
+
+
+def _by_pair(tensor: Tensor, pairs: int) -> Tensor:
+    """[count, heads, length, dim] as [pairs, …, dim], laid out alike however many there are.
+
+    A single sequence would come as a view, with other strides, and for heads whose size is no
+    multiple of four the products of views and of copies differ in the last bit.
+    """
+    return tensor.reshape(pairs, -1, tensor.shape[-1]).contiguous()

@@ -32,6 +32,7 @@ from engine.model.files import (
     sentence_config,
     transformer_folder,
 )
+from engine.model.grammar import Grammars
 from engine.model.heads import Head, read_head
 from engine.model.int8 import quantize_
 from engine.model.linear import prepack_
@@ -80,6 +81,7 @@ class Decoder:
     eos_ids: frozenset[int]
     vocab_size: int
     context_length: int
+    grammars: Grammars
 
     def new_cache(self) -> Cache:
         """An empty cache of keys and values, of the layer kinds that this model needs."""
@@ -114,7 +116,6 @@ def load_encoder(config: EngineConfig) -> Encoder:
     if isinstance(head, EmbeddingHead) and "lasttoken" in head.modes:
         _check_ends(config, whole, tokenizer)
     model = whole if config.kind is Kind.EMBED else whole.base_model
-    speed_up(model, config.quantize)
     return Encoder(
         model=model,
         whole=whole,
@@ -137,15 +138,17 @@ def load_decoder(config: EngineConfig) -> Decoder:
     model = _load(AutoModelForCausalLM, config, device)
     tokenizer = Tokenizer.from_dir(config.model)
     _check_tokenizer(config, tokenizer)
+    eos_ids, vocab_size = _eos_ids(model, tokenizer), _vocab_size(model)
     decoder = Decoder(
         model=model,
         accepts=frozenset(inspect.signature(model.forward).parameters),
         tokenizer=tokenizer,
         device=device,
         pad_id=_pad_id(model),
-        eos_ids=_eos_ids(model, tokenizer),
-        vocab_size=_vocab_size(model),
+        eos_ids=eos_ids,
+        vocab_size=vocab_size,
         context_length=_context_length(config),
+        grammars=Grammars(tokenizer, vocab_size=vocab_size, eos_ids=eos_ids),
     )
     layers = getattr(decoder.new_cache(), "layers", [])
     if not all(hasattr(layer, "batch_select_indices") for layer in layers):

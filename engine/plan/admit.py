@@ -85,20 +85,52 @@ def _refuse_generate(
             f"{length + more} tokens were requested ({length} in the input, {more} as max_tokens)"
         )
         return _too_long(request, context_length, found, "max_tokens")
-    return _refuse_sampling(request, request.sampling) or _refuse_tokens(
-        request, request.prompt, vocab_size, None
+    return (
+        _refuse_sampling(request, request.sampling)
+        or _refuse_token_ids(request, request.sampling, vocab_size)
+        or _refuse_tokens(request, request.prompt, vocab_size, None)
     )
 
 
 def _refuse_sampling(request: Request, sampling: Sampling) -> Failure | None:
     if sampling.max_tokens < 1:
         return _invalid(request, "max_tokens must be at least 1.", "max_tokens")
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+    if not 0 <= sampling.temperature < math.inf:
         return _invalid(request, "temperature must be a number from 0.", "temperature")
-    if not 0 <= sampling.top_p <= 1:
-        return _invalid(request, "top_p must be a number from 0 to 1.", "top_p")
+    for name, share in (("top_p", sampling.top_p), ("min_p", sampling.min_p)):
+        if not 0 <= share <= 1:
+            return _invalid(request, f"{name} must be a number from 0 to 1.", name)
+    if sampling.top_k < 0:
+        return _invalid(request, "top_k must be at least 1, or 0 for all tokens.", "top_k")
+    if not 0 < sampling.repetition_penalty < math.inf:
+        message = "repetition_penalty must be a number above 0."
+        return _invalid(request, message, "repetition_penalty")
+    for name in ("frequency_penalty", "presence_penalty"):
+        if not math.isfinite(getattr(sampling, name)):
+            return _invalid(request, f"{name} must be a number.", name)
     if "" in sampling.stop:
         return _invalid(request, "A stop string must not be empty.", "stop")
+    if not 0 <= sampling.min_tokens <= sampling.max_tokens:
+        message = f"min_tokens must be from 0 to max_tokens, which is {sampling.max_tokens}."
+        return _invalid(request, message, "min_tokens")
+    if sampling.min_tokens and sampling.grammar is not None:
+        message = "min_tokens cannot be kept where a grammar says when the answer ends."
+        return _invalid(request, message, "min_tokens")
+    if sampling.logprobs is not None and sampling.logprobs < 0:
+        return _invalid(request, "logprobs must be at least 0.", "logprobs")
+    return None
+
+
+def _refuse_token_ids(request: Request, sampling: Sampling, vocab_size: int) -> Failure | None:
+    biased = [token for token, _ in sampling.logit_bias]
+    if len(set(biased)) < len(biased):
+        return _invalid(request, "logit_bias names a token twice.", "logit_bias")
+    if not all(math.isfinite(by) for _, by in sampling.logit_bias):
+        return _invalid(request, "A logit_bias must be a number.", "logit_bias")
+    for name, tokens in (("logit_bias", biased), ("candidates", sampling.candidates)):
+        if not all(0 <= token < vocab_size for token in tokens):
+            message = f"Token ids of this model run from 0 to {vocab_size - 1}."
+            return _invalid(request, message, name)
     return None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 class Budget:
     """Most padded tokens of a batch: `current` now, `ceiling` what it may grow back to.
 
-    Each shortage lowers the ceiling below the cost that failed, so shortages come to an end.
+    Each shortage leaves the ceiling below the cost that failed, so shortages come to an end.
     """
 
     current: int
@@ -19,11 +19,12 @@ class Budget:
         return cls(current=limit, ceiling=limit)
 
     def after_out_of_memory(self, cost: int) -> "Budget":
-        """Half of what failed; from now on at most three quarters of it."""
-        failed = max(1, min(self.ceiling, cost))
-        return Budget(
-            current=max(1, min(self.current, failed) // 2), ceiling=max(1, failed * 3 // 4)
-        )
+        """Half of what failed; from now on at most three quarters of it.
+
+        One sequence alone may cost more than the ceiling: that tells nothing of what fits below.
+        """
+        ceiling = max(1, min(self.ceiling, cost * 3 // 4))
+        return Budget(current=max(1, min(self.current, cost) // 2), ceiling=ceiling)
 
     def after_success(self) -> "Budget":
         """Grow back by an eighth of the ceiling."""

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 
 from service import clock, logs
@@ -57,7 +58,10 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.state.parts = Parts(settings, database, storage, waker, catalog, limiter, sender)
+    uploads_at_once = CapacityLimiter(settings.max_uploads)
+    app.state.parts = Parts(
+        settings, database, storage, waker, catalog, limiter, sender, uploads_at_once
+    )
     for module in (files, uploads, batches, webhooks, models, health, metrics):
         app.include_router(module.router)
     made = document(app)

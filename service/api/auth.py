@@ -1,15 +1,16 @@
 """Who is calling, and may they? A bearer key says which project, and how much of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.orm import Session
 
 from service import ids
-from service.api.deps import Needs
+from service.api.deps import Needs, Parts
 from service.api.rate import RateLimiter
 from service.db import keys
 from service.db.models import Right
@@ -33,27 +34,51 @@ class Caller:
     right: Right
 
 
-def caller_with(right: Right) -> Callable[..., Caller]:
-    """A dependency: the caller, if the key includes `right`. Raises 401, 403 and 429."""
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """A request whose key is yet to be looked at, and the right that it needs."""
 
-    def caller(request: Request, parts: Needs, credentials: Credentials) -> Caller:
-        if credentials is None:
+    request: Request
+    parts: Parts
+    credentials: HTTPAuthorizationCredentials | None
+    right: Right
+
+    def admit(self, session: Session) -> Caller:
+        """The caller, if the key includes the right. Raises 401, 403 and 429."""
+        if self.credentials is None:
             raise Unauthenticated(
                 "You didn't provide an API key. You need to provide your API key in an"
                 " Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY)."
             )
-        with parts.database.transaction() as session:
-            key = keys.use(session, credentials.credentials)
-            if key is None:
-                shown = keys.hint(credentials.credentials)
-                raise Unauthenticated(f"Incorrect API key provided: {shown}")
-            found = Caller(key.project_id, key.id, Right(key.rights))
-        request.state.project = ids.show(ids.Prefix.PROJECT, found.project_id)
-        if parts.limiter is not None:
-            request.state.headers = _count(parts.limiter, found)
-        if RANKS.index(found.right) < RANKS.index(right):
-            raise Forbidden(f"This key has the right '{found.right}'; '{right}' is needed.")
+        key = keys.use(session, self.credentials.credentials)
+        if key is None:
+            shown = keys.hint(self.credentials.credentials)
+            raise Unauthenticated(f"Incorrect API key provided: {shown}")
+        found = Caller(key.project_id, key.id, Right(key.rights))
+        self.request.state.project = ids.show(ids.Prefix.PROJECT, found.project_id)
+        if self.parts.limiter is not None:
+            self.request.state.headers = _count(self.parts.limiter, found)
+        if RANKS.index(found.right) < RANKS.index(self.right):
+            raise Forbidden(f"This key has the right '{found.right}'; '{self.right}' is needed.")
         return found
+
+
+def visitor_with(right: Right) -> Callable[..., Coroutine[None, None, Visitor]]:
+    """A dependency that asks nobody: the route itself admits the visitor, where it reads anyway."""
+
+    # A coroutine, since the framework would take a thread for a plain function.
+    async def visitor(request: Request, parts: Needs, credentials: Credentials) -> Visitor:
+        return Visitor(request, parts, credentials, right)
+
+    return visitor
+
+
+def caller_with(right: Right) -> Callable[..., Caller]:
+    """A dependency: the caller, if the key includes `right`. Raises 401, 403 and 429."""
+
+    def caller(request: Request, parts: Needs, credentials: Credentials) -> Caller:
+        with parts.database.reading() as session:
+            return Visitor(request, parts, credentials, right).admit(session)
 
     return caller
 
@@ -74,6 +99,7 @@ def _count(limiter: RateLimiter, caller: Caller) -> dict[str, str]:
     return allowance.headers()
 
 
+ReadingVisitor = Annotated[Visitor, Security(visitor_with(Right.READ), scopes=[Right.READ])]
 # The right also stands in the OpenAPI document, as the role that the key needs.
 Reader = Annotated[Caller, Security(caller_with(Right.READ), scopes=[Right.READ])]
 Submitter = Annotated[Caller, Security(caller_with(Right.SUBMIT), scopes=[Right.SUBMIT])]

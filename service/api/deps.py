@@ -17,6 +17,10 @@ from service.wake import Waker
 JOINS = 4
 """Most uploads that a process joins at once; each takes a thread, of which there are 40."""
 
+WRITERS = 4
+"""Most threads that write to the store what clients upload: the others, and the interpreter's lock
+with them, are left to requests that are answered in a moment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -29,7 +33,9 @@ class Parts:
     catalog: Catalog
     limiter: RateLimiter | None
     sender: Sender
+    uploads: CapacityLimiter
     joins: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(JOINS))
+    writers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(WRITERS))
 
 
 async def parts_of(request: Request) -> Parts:

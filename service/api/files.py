@@ -12,6 +12,7 @@ from anyio import CancelScope
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 
 from service import ids, view
@@ -23,7 +24,7 @@ from service.api.idempotency import DigestingSink, Key, Once, digest
 from service.api.paging import cursor
 from service.api.receive import Upload, receive
 from service.api.storing import stored, withdraw
-from service.db import batches, files
+from service.db import batches, files, removals
 from service.db.models import File
 from service.db.session import now
 from service.db.upload_models import KeyedRoute
@@ -77,8 +78,10 @@ async def create_file(
     forget = partial(files.forget, file_id=file_id)
     async with stored(parts, storage_key, forget) as writer:
         sink = DigestingSink(writer, hashing=key is not None)
-        upload = await receive(request, sink, max_bytes=parts.settings.max_file_bytes)
-        await run_sync(writer.finish)
+        upload = await receive(
+            request, sink, max_bytes=parts.settings.max_file_bytes, writers=parts.writers
+        )
+        await run_sync(writer.finish, limiter=parts.writers)
         file = files.new(
             caller.project_id,
             file_id,
@@ -182,12 +185,18 @@ def delete_file(file_id: str, caller: Submitter, parts: Needs) -> FileDeleted:
             raise _unknown(file_id)
         in_use = batches.reads_file(session, file.id)
     if not in_use:
-        try:
-            parts.storage.delete([file.storage_key])
-        except StorageError as error:
-            # For the client the file is gone; what is left costs room until it is swept.
-            _log.warning("bytes of a deleted file left", file=file_id, reason=str(error))
+        _remove_bytes(parts, file)
     return FileDeleted(id=file_id, object="file", deleted=True)
+
+
+def _remove_bytes(parts: Parts, file: File) -> None:
+    try:
+        with removals.allowed(parts.database.engine) as may:
+            if may:
+                parts.storage.delete([file.storage_key])
+    except (StorageError, SQLAlchemyError) as error:
+        # For the client the file is gone; what is left costs room until it is swept.
+        _log.warning("bytes of a deleted file left", file=file.id.hex, reason=str(error))
 
 
 def _now(parts: Parts) -> datetime:

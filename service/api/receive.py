@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from starlette.requests import Request
 
@@ -42,7 +43,9 @@ class Upload:
     size: int
 
 
-async def receive(request: Request, sink: Sink, *, max_bytes: int) -> Upload:
+async def receive(
+    request: Request, sink: Sink, *, max_bytes: int, writers: CapacityLimiter
+) -> Upload:
     """Stream the form's file into `sink`, which the caller finishes or aborts.
 
     Raises 400 as soon as something is wrong, 413 as soon as the file is too large, and Starlette's
@@ -50,30 +53,38 @@ async def receive(request: Request, sink: Sink, *, max_bytes: int) -> Upload:
     """
     form = Form(max_bytes)
     reader = FormReader(request.headers.get("content-type", ""))
-    await _pour(request, sink, reader, form)
+    await _pour(request, sink, reader, form, writers)
     upload = form.result()
-    await run_sync(sink.write, form.pieces.release())
+    await run_sync(sink.write, form.pieces.release(), limiter=writers)
     return upload
 
 
-async def receive_part(request: Request, sink: Sink, *, max_bytes: int) -> int:
+async def receive_part(
+    request: Request, sink: Sink, *, max_bytes: int, writers: CapacityLimiter
+) -> int:
     """Stream the form's `data`, a part of an upload, into `sink`: its size. Raises as `receive`."""
     form = PartForm(max_bytes)
     reader = FormReader(request.headers.get("content-type", ""), data=DATA, named=False)
-    await _pour(request, sink, reader, form)
+    await _pour(request, sink, reader, form, writers)
     size = form.result()
-    await run_sync(sink.write, form.pieces.release())
+    await run_sync(sink.write, form.pieces.release(), limiter=writers)
     return size
 
 
-async def _pour(request: Request, sink: Sink, reader: FormReader, form: "Form | PartForm") -> None:
+async def _pour(
+    request: Request,
+    sink: Sink,
+    reader: FormReader,
+    form: "Form | PartForm",
+    writers: CapacityLimiter,
+) -> None:
     """All of the body; the last bytes are still held when it returns."""
     form.pieces.check_declared(request.headers.get("content-length", ""))
     async for chunk in request.stream():
         for event in reader.feed(chunk):
             form.take(event)
         if form.pieces.held >= HELD_BYTES:
-            await run_sync(sink.write, form.pieces.release())
+            await run_sync(sink.write, form.pieces.release(), limiter=writers)
     reader.finish()
 
 

@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import structlog
-from anyio import CancelScope
+from anyio import CancelScope, WouldBlock
 from anyio.to_thread import run_sync
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.api.deps import Parts
+from service.errors import Unavailable
 from service.storage import ObjectWriter, StorageError
 
 Forget = Callable[[Session], None]
@@ -22,15 +23,24 @@ _log = structlog.get_logger(__name__)
 async def stored(parts: Parts, key: str, forget: Forget) -> AsyncIterator[ObjectWriter]:
     """A writer for `key`, which the block writes, finishes and records.
 
-    Whatever ends the block early, a client that went away included: nothing is left.
+    Whatever ends the block early, a client that went away included: nothing is left. Raises
+    Unavailable where too many are at it: each holds up to two parts of its object in memory.
     """
-    writer = parts.storage.writer(key)
+    place = object()
     try:
-        yield writer
-    except BaseException:
-        with CancelScope(shield=True):
-            await run_sync(withdraw, parts, writer, key, forget)
-        raise
+        parts.uploads.acquire_on_behalf_of_nowait(place)
+    except WouldBlock as error:
+        raise Unavailable("Too many uploads are under way. Please try again shortly.") from error
+    try:
+        writer = parts.storage.writer(key)
+        try:
+            yield writer
+        except BaseException:
+            with CancelScope(shield=True):
+                await run_sync(withdraw, parts, writer, key, forget)
+            raise
+    finally:
+        parts.uploads.release_on_behalf_of(place)
 
 
 def withdraw(parts: Parts, writer: ObjectWriter, key: str, forget: Forget) -> None:

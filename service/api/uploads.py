@@ -118,8 +118,10 @@ async def create_part(
     part_id = ids.new_id()
     part_key = uploads.part_key(caller.project_id, upload.id, part_id)
     async with stored(parts, part_key, partial(uploads.forget_part, part_id=part_id)) as writer:
-        size = await receive_part(request, writer, max_bytes=parts.settings.max_part_bytes)
-        await run_sync(writer.finish)
+        size = await receive_part(
+            request, writer, max_bytes=parts.settings.max_part_bytes, writers=parts.writers
+        )
+        await run_sync(writer.finish, limiter=parts.writers)
         return await run_sync(_record, parts, caller, upload_id, part_id, size)
 
 

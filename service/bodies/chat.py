@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from service.bodies.formats import ResponseFormat
 from service.bodies.parameters import Object, Part, Refused, Sequenced, without_nulls
+from service.bodies.tools import ToolCall, ToolChoice, Tools
 
 
 class TextPart(Part):
@@ -23,16 +25,15 @@ def _content(value: object) -> object:
 
 
 class Message(Part):
-    """One turn of a chat."""
+    """One turn of a chat; a turn that calls tools may have no content."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    # Before the content: a turn of tool calls has none, and the calls are what is not served.
-    tool_calls: Annotated[list[Any], Refused([])] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: StrictStr | None = None
     function_call: Annotated[Object, Refused()] | None = None
-    tool_call_id: Annotated[StrictStr, Refused()] | None = None
     audio: Annotated[Object, Refused()] | None = None
     refusal: Annotated[StrictStr, Refused()] | None = None
-    content: Annotated[StrictStr | list[TextPart], BeforeValidator(_content)]
+    content: Annotated[StrictStr | list[TextPart], BeforeValidator(_content)] | None = None
     name: StrictStr | None = None
     # Sources that an earlier answer named; not part of what was said.
     annotations: list[Any] | None = None
@@ -42,8 +43,8 @@ class Message(Part):
     @property
     def text(self) -> str:
         """The content as one string."""
-        if isinstance(self.content, str):
-            return self.content
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
         return "".join(part.text for part in self.content)
 
 
@@ -53,12 +54,12 @@ class ChatBody(Sequenced):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
 
-    logprobs: Annotated[StrictBool, Refused(False)] | None = None
-    top_logprobs: Annotated[StrictInt, Field(ge=0, le=20), Refused(0)] | None = None
-    response_format: Annotated[Object, Refused({"type": "text"})] | None = None
-    tools: Annotated[list[Any], Refused([])] | None = None
-    tool_choice: Annotated[StrictStr | Object, Refused("none", "auto")] | None = None
-    parallel_tool_calls: Annotated[StrictBool, Refused(True, False)] | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: StrictBool | None = None
     functions: Annotated[list[Any], Refused([])] | None = None
     function_call: Annotated[StrictStr | Object, Refused("none", "auto")] | None = None
     modalities: Annotated[list[StrictStr], Refused(["text"])] | None = None

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
+from service.bodies import together
 from service.bodies.chat import ChatBody
 from service.bodies.classify import OF_KINDS, ClassifyBody
 from service.bodies.completions import CompletionBody
@@ -65,6 +66,7 @@ Generating = ChatBody | CompletionBody | ResponsesBody
 Encoding = EmbeddingsBody | ClassifyBody | ScoreBody | RerankBody | ModerationBody
 AnyBody = Generating | Encoding
 Checked = TypeVar("Checked", bound=Body)
+Generated = TypeVar("Generated", ChatBody, CompletionBody, ResponsesBody)
 
 
 def body(given: Mapping[str, Any], *, endpoint: str, rules: Rules, kind: ModelKind) -> AnyBody:
@@ -92,13 +94,14 @@ def body(given: Mapping[str, Any], *, endpoint: str, rules: Rules, kind: ModelKi
 
 def chat(given: Mapping[str, Any], rules: Rules) -> ChatBody:
     """The checked body of a chat line. Raises InvalidBody."""
-    return _check(ChatBody, _known(ChatBody, given, rules), rules)
+    return _together(_check(ChatBody, _known(ChatBody, given, rules), rules))
 
 
 def completion(given: Mapping[str, Any], rules: Rules) -> CompletionBody:
     """The checked body of a completions line. Raises InvalidBody."""
     known = _known(CompletionBody, given, rules)
-    return _check_listed(CompletionBody, known, "prompt", _listed(known, "prompt"), rules)
+    listed = _listed(known, "prompt")
+    return _together(_check_listed(CompletionBody, known, "prompt", listed, rules))
 
 
 def response(given: Mapping[str, Any], rules: Rules) -> ResponsesBody:
@@ -106,7 +109,7 @@ def response(given: Mapping[str, Any], rules: Rules) -> ResponsesBody:
     known = _known(ResponsesBody, given, rules)
     if known.get("input") in ("", []):
         raise _empty("input")
-    return _check(ResponsesBody, known, rules)
+    return _together(_check(ResponsesBody, known, rules))
 
 
 def embeddings(given: Mapping[str, Any], rules: Rules) -> EmbeddingsBody:
@@ -171,6 +174,13 @@ def moderation(given: Mapping[str, Any], rules: Rules) -> ModerationBody:
     known = _known(ModerationBody, given, rules)
     texts = _few(_texts(known, "input"), "input", rules)
     return _check(ModerationBody, {**known, "input": texts}, rules)
+
+
+def _together(checked: Generated) -> Generated:
+    fault = together.fault_of(checked)
+    if fault is not None:
+        raise InvalidBody(fault)
+    return checked
 
 
 def _check_honoured(known: Mapping[str, Any], kind: ModelKind) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt
 
-from service.bodies.parameters import Body, Text, Tokens, Truncate
+from service.bodies.parameters import Body, Text, Tokens, Truncate, distinct
 from service.catalog import ModelKind
 
 MAX_TEMPLATES = 64
@@ -37,13 +37,6 @@ def _one_place(template: str) -> str:
     return template
 
 
-def _distinct(labels: list[str]) -> list[str]:
-    if len(set(labels)) < len(labels):
-        msg = "a label stands twice"
-        raise ValueError(msg)
-    return labels
-
-
 class ClassifyBody(Body):
     """POST /v1/classify. `input` is always a list; one of texts or one of token ids."""
 
@@ -52,7 +45,7 @@ class ClassifyBody(Body):
     return_all_scores: StrictBool | None = None
     logits: StrictBool | None = None
 
-    labels: Annotated[list[Text], Field(min_length=1), AfterValidator(_distinct)] | None = None
+    labels: Annotated[list[Text], Field(min_length=1), AfterValidator(distinct)] | None = None
     templates: (
         Annotated[
             list[Annotated[Text, AfterValidator(_one_place)]],

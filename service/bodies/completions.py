@@ -15,7 +15,7 @@ class CompletionBody(Sequenced):
     prompt: Annotated[list[Text] | list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
 
     best_of: Annotated[StrictInt, Field(ge=0, le=20), Refused(1)] | None = None
-    echo: Annotated[StrictBool, Refused(False)] | None = None
+    echo: StrictBool | None = None
     # Even 0 asks for the logprob of each token.
-    logprobs: Annotated[StrictInt, Field(ge=0, le=5), Refused()] | None = None
+    logprobs: Annotated[StrictInt, Field(ge=0, le=5)] | None = None
     suffix: Annotated[StrictStr, Refused("")] | None = None

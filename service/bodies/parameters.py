@@ -23,6 +23,8 @@ from pydantic_core import PydanticCustomError
 MAX_CHOICES = 128
 MAX_STOPS = 4
 MAX_METADATA_PAIRS = 16
+MAX_BIASES = 1024
+MAX_LABELS = 1024
 
 Number = StrictFloat | StrictInt
 Stop = Annotated[
@@ -34,7 +36,10 @@ Penalty = Annotated[Number, Field(ge=-2, le=2)]
 Text = Annotated[StrictStr, Field(min_length=1)]
 Token = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1)]
-LogitBias = dict[StrictStr, Annotated[Number, Field(ge=-100, le=100)]]
+TokenKey = Annotated[StrictStr, Field(pattern=r"^[0-9]{1,9}$")]
+LogitBias = Annotated[
+    dict[TokenKey, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)
+]
 Metadata = Annotated[
     dict[
         Annotated[StrictStr, Field(max_length=64)],
@@ -42,10 +47,21 @@ Metadata = Annotated[
     ],
     Field(max_length=MAX_METADATA_PAIRS),
 ]
+Labels = Annotated[
+    list[Text], Field(min_length=1, max_length=MAX_LABELS), AfterValidator(lambda v: distinct(v))
+]
 Truncate = StrictBool | None
 """Ours: what is over the context is cut, and reported in the usage, instead of being refused."""
 
 Object = dict[StrictStr, Any]
+
+
+def distinct(labels: list[str]) -> list[str]:
+    """The labels, none of which may stand twice."""
+    if len(set(labels)) < len(labels):
+        msg = "a label stands twice"
+        raise ValueError(msg)
+    return labels
 
 
 def Refused(*neutral: object) -> AfterValidator:  # noqa: N802 - read as a word of the type
@@ -99,9 +115,19 @@ class Sequenced(Sampled):
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop | None = None
     n: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] | None = None
-    frequency_penalty: Annotated[Penalty, Refused(0)] | None = None
-    presence_penalty: Annotated[Penalty, Refused(0)] | None = None
-    logit_bias: Annotated[LogitBias, Refused({})] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+
+    # Ours, named as other servers name them.
+    top_k: Annotated[StrictInt, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
+    ignore_eos: StrictBool | None = None
+    choice: Labels | None = None
+    regex: Text | None = None
+    grammar: Text | None = None
 
 
 def without_nulls(value: object) -> object:

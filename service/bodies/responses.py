@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from service.bodies.formats import TextFormat
 from service.bodies.parameters import Object, Part, Refused, Sampled, without_nulls
 
 
@@ -46,9 +47,9 @@ class Item(Part):
 
 
 class TextConfig(Part):
-    """How the answer is to be written: as plain text."""
+    """How the answer is to be written."""
 
-    format: Annotated[Object, Refused({"type": "text"})] | None = None
+    format: TextFormat | None = None
     verbosity: Annotated[Literal["low", "medium", "high"], Refused("medium")] | None = None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.cli.console import CommandError, say
-from service.db.migrate import upgrade
+from service.db.migrate import WrongTables, migrate_to, upgrade
 from service.db.session import Database
 from service.settings import PartUrls
 from service.stack.home import Home
@@ -25,18 +25,23 @@ def opened(home: Path) -> Iterator[Database]:
     try:
         yield database
     except SQLAlchemyError as error:
-        raise CommandError(_reason(error)) from error
+        raise CommandError(reason(error)) from error
     finally:
         database.close()
 
 
-def migrate(home: Path) -> None:
-    """Run what the database lacks."""
+def migrate(home: Path, revision: str | None = None) -> None:
+    """Run what the database lacks; or bring it to that revision, which may be an older one."""
     try:
-        upgrade(url_of(home))
+        if revision is None:
+            upgrade(url_of(home))
+        else:
+            migrate_to(url_of(home), revision)
     except SQLAlchemyError as error:
-        raise CommandError(_reason(error)) from error
-    say("The database is up to date.")
+        raise CommandError(reason(error)) from error
+    except WrongTables as error:
+        raise CommandError(str(error)) from error
+    say("The database is up to date." if revision is None else f"The database is at {revision}.")
 
 
 def url_of(home: Path) -> str:
@@ -57,7 +62,8 @@ def url_of(home: Path) -> str:
     return recorded
 
 
-def _reason(error: SQLAlchemyError) -> str:
+def reason(error: SQLAlchemyError) -> str:
+    """One line, without what was sent."""
     # The driver's own first line; the rest is SQL and its parameters.
     said = str(getattr(error, "orig", None) or error).strip().splitlines()
     return f"The database does not do that: {said[0] if said else type(error).__name__}"

@@ -115,11 +115,52 @@ def validate(
 
 
 @app.command()
-def migrate(home: HomeOption = HOME) -> None:
+def migrate(
+    home: HomeOption = HOME,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REVISION",
+            help="Stop there, or go back to it, before an older halfrate is run. Going back loses"
+            " what the older tables have no place for.",
+        ),
+    ] = None,
+) -> None:
     """Bring the database to the newest tables."""
     from service.cli import database  # noqa: PLC0415 - as above
 
-    database.migrate(home)
+    database.migrate(home, to)
+
+
+@app.command()
+def backup(
+    folder: Annotated[Path, typer.Argument(help="A folder to be made.", metavar="DIR")],
+    home: HomeOption = HOME,
+    state_only: Annotated[
+        bool, typer.Option("--state-only", help="List the objects, and leave their bytes out.")
+    ] = False,
+) -> None:
+    """Back up the embedded stack, up or down: its state, and the bytes that the state names.
+
+    Not in it: model weights, models.toml, settings, and keys in the clear.
+    """
+    from service.cli import backup as command  # noqa: PLC0415 - as above
+
+    command.backup(home, folder, with_bytes=not state_only)
+
+
+@app.command()
+def restore(
+    folder: Annotated[Path, typer.Argument(help="As `backup` made it.", metavar="DIR")],
+    home: HomeOption = HOME,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Give up what the home holds.")
+    ] = False,
+) -> None:
+    """Bring a backup into a fresh home whose stack is down; `up` goes on from there."""
+    from service.cli import backup as command  # noqa: PLC0415 - as above
+
+    command.restore(home, folder, replace=replace)
 
 
 @app.command()

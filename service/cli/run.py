@@ -60,11 +60,7 @@ def engine(
 @app.command()
 def beat() -> None:
     """The clock: exactly one may run."""
-    from service.settings import Files  # noqa: PLC0415 - as above
-
-    home = Files().home
-    home.mkdir(parents=True, exist_ok=True)
-    _become(*CELERY, "worker.app", "beat", "-s", str(home / "beat-schedule"), "--pidfile=")
+    _become(*CELERY, "worker.app", "beat", "--pidfile=")
 
 
 def _become(*command: str, **variables: str) -> Never:

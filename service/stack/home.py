@@ -59,6 +59,11 @@ class Home:
         return self.root / "logs" / "up.log"
 
     @property
+    def has_data(self) -> bool:
+        """Whether stores of it hold anything."""
+        return any((self.root / name).exists() for name in ("postgres", "seaweedfs"))
+
+    @property
     def lock(self) -> Path:
         """Held by the supervisor as long as it lives; holds its pid."""
         return self.root / "lock"

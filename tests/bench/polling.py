@@ -1,12 +1,14 @@
 """How quickly is a batch shown while many clients poll and some upload?
 
-Starts a stack of its own in a temporary home with stub models. First the crowd: every client polls
-its batch at its own moment of each interval, whatever the last answer took (open loop, so a slow
-server is not spared), while others upload without pause. Then the limit: a few clients that ask
-again as soon as they are answered (closed loop). All over loopback, for a bounded time.
+Starts a stack of its own in a temporary home with a stub model, and in it some batches at once over
+several projects. First the crowd: each client polls one of them at its own moment of each interval,
+whatever the last answer took (open loop, so a slow server is not spared), while others upload
+without pause. Then the limit: a few clients that ask again as soon as they are answered (closed
+loop). All over loopback, for a bounded time.
 
     .venv/bin/python tests/bench/polling.py [--clients 500] [--every 10] [--uploaders 16]
-        [--seconds 30] [--limit-seconds 10] [--megabytes 4]
+        [--batches 50] [--projects 5] [--lines 100] [--seconds 30] [--limit-seconds 10]
+        [--megabytes 4]
 """
 
 import argparse
@@ -20,6 +22,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -34,8 +37,7 @@ kind = "embed"
 source = "stub:"
 price_input = 0.02
 """
-LINE = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings"}
-LINE |= {"body": {"model": "stub-embed", "input": "a text"}}
+LINE = {"method": "POST", "url": "/v1/embeddings"}
 CLOSED_CLIENTS = 10
 
 
@@ -45,17 +47,39 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--every", type=float, default=10)
     parser.add_argument("--uploaders", type=int, default=16)
+    parser.add_argument("--batches", type=int, default=50)
+    parser.add_argument("--projects", type=int, default=5)
+    parser.add_argument("--lines", type=int, default=100, help="of a batch")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--limit-seconds", type=float, default=10)
     parser.add_argument("--megabytes", type=int, default=4)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="halfrate-bench-") as folder, stack(Path(folder)) as at:
+    with (
+        tempfile.TemporaryDirectory(prefix="halfrate-bench-") as folder,
+        stack(Path(folder), options.projects) as at,
+    ):
         print(json.dumps(asyncio.run(measure(at, options)), sort_keys=True))
 
 
+@dataclass(frozen=True)
+class At:
+    """Where the API is, and a key of each project."""
+
+    base_url: str
+    keys: list[str]
+
+
+@dataclass(frozen=True)
+class Poll:
+    """What one client asks for, and as whom."""
+
+    path: str
+    headers: dict[str, str]
+
+
 @contextmanager
-def stack(folder: Path) -> Iterator[dict[str, str]]:
-    """A stack with a stub model; gives the client's environment."""
+def stack(folder: Path, projects: int) -> Iterator[At]:
+    """A stack with a stub model and so many projects."""
     home, catalog = folder / "home", folder / "models.toml"
     catalog.write_text(CATALOG, encoding="utf-8")
     # Handed on to the stack, with one setting changed.
@@ -64,31 +88,43 @@ def stack(folder: Path) -> Iterator[dict[str, str]]:
     subprocess.run(command, check=True, env=environment)
     try:
         lines = (home / "client.env").read_text(encoding="utf-8").splitlines()
-        yield dict(line.split("=", 1) for line in lines if "=" in line)
+        client = dict(line.split("=", 1) for line in lines if "=" in line)
+        yield At(client["OPENAI_BASE_URL"] + "/", [_key(home, n) for n in range(projects)])
     finally:
         subprocess.run([HALFRATE, "down", "--home", str(home)], check=True, env=environment)
 
 
-async def measure(at: dict[str, str], options: argparse.Namespace) -> dict[str, float]:
+def _key(home: Path, number: int) -> str:
+    """A key of a new project."""
+    command = [HALFRATE, "key", "create", "--home", str(home), "--project", f"project {number}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+async def measure(at: At, options: argparse.Namespace) -> dict[str, float]:
     """Both phases; answers milliseconds and requests a second."""
-    headers = {"authorization": f"Bearer {at['OPENAI_API_KEY']}"}
-    base_url = at["OPENAI_BASE_URL"] + "/"
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(
-        base_url=base_url, headers=headers, limits=limits, timeout=60
-    ) as http:
-        path = f"batches/{await submit(http)}"
-        for _ in range(20):
-            await timed(http, path)
-        crowd, uploaded = await crowded(http, path, options)
+    async with httpx.AsyncClient(base_url=at.base_url, limits=limits, timeout=60) as http:
+        headers = [{"authorization": f"Bearer {key}"} for key in at.keys]
+        files = await asyncio.gather(*(put_up(http, each, options.lines) for each in headers))
+        owners = [number % len(headers) for number in range(options.batches)]
+        # All at once, just before the crowd: they are checked, planned and run beside it.
+        submitted = (submit(http, headers[owner], files[owner]) for owner in owners)
+        polls = await asyncio.gather(*submitted)
+        crowd, uploaded = await crowded(http, polls, options)
         print(
             f"{options.clients} clients every {options.every:g} s beside {options.uploaders}"
             f" uploaders ({uploaded / MIB / options.seconds:.0f} MiB/s): {shown(crowd)}"
         )
-        limit = await closed(http, path, options.limit_seconds)
+        took_s = await ended(http, polls)
+        print(
+            f"{options.batches} batches of {options.lines} lines over {options.projects} projects:"
+            f" the last one had ended after {took_s} s"
+        )
+        limit = await closed(http, polls[0], options.limit_seconds)
         rate = len(limit) / options.limit_seconds
         print(f"{CLOSED_CLIENTS} clients without pause: {rate:.0f} requests/s, {shown(limit)}")
     return {
+        "batches_ended_s": took_s,
         "crowd_polls": len(crowd),
         "crowd_p50_ms": quantile(crowd, 0.50),
         "crowd_p95_ms": quantile(crowd, 0.95),
@@ -100,21 +136,41 @@ async def measure(at: dict[str, str], options: argparse.Namespace) -> dict[str, 
     }
 
 
-async def submit(http: httpx.AsyncClient) -> str:
-    """A batch that has ended, and so stays as it is; its id."""
-    data = json.dumps(LINE).encode()
-    form = {"files": {"file": ("a.jsonl", data)}, "data": {"purpose": "batch"}}
-    file_id = (await http.post("files", **form)).raise_for_status().json()["id"]
+async def put_up(http: httpx.AsyncClient, headers: dict[str, str], lines: int) -> str:
+    """An input file of so many lines; its id."""
+    body = {"model": "stub-embed", "input": "a text"}
+    data = "\n".join(json.dumps({**LINE, "custom_id": str(n), "body": body}) for n in range(lines))
+    form = {"files": {"file": ("a.jsonl", data.encode())}, "data": {"purpose": "batch"}}
+    made = (await http.post("files", headers=headers, **form)).raise_for_status()
+    return str(made.json()["id"])
+
+
+async def submit(http: httpx.AsyncClient, headers: dict[str, str], file_id: str) -> Poll:
+    """A new batch, as it is polled."""
     body = {"input_file_id": file_id, "endpoint": LINE["url"], "completion_window": "24h"}
-    batch = (await http.post("batches", json=body)).raise_for_status().json()
-    while batch["status"] not in ("completed", "failed"):
-        await asyncio.sleep(0.2)
-        batch = (await http.get(f"batches/{batch['id']}")).raise_for_status().json()
-    return str(batch["id"])
+    made = (await http.post("batches", headers=headers, json=body)).raise_for_status()
+    return Poll(f"batches/{made.json()['id']}", headers)
+
+
+async def ended(http: httpx.AsyncClient, polls: list[Poll]) -> int:
+    """Seconds from the first batch's start to the last one's end. All of them must complete."""
+    begun, last = [], []
+    for poll in polls:
+        status, batch = "", {}
+        while status not in ("completed", "failed", "expired", "cancelled"):
+            await asyncio.sleep(0.1)
+            reply = await http.get(poll.path, headers=poll.headers)
+            batch = reply.raise_for_status().json()
+            status = batch["status"]
+        if status != "completed":
+            raise RuntimeError(f"{poll.path} is {status}")
+        begun.append(batch["created_at"])
+        last.append(batch["completed_at"])
+    return int(max(last) - min(begun))
 
 
 async def crowded(
-    http: httpx.AsyncClient, path: str, options: argparse.Namespace
+    http: httpx.AsyncClient, polls: list[Poll], options: argparse.Namespace
 ) -> tuple[list[float], int]:
     """Seconds of every poll, and bytes uploaded."""
     took: list[float] = []
@@ -123,21 +179,21 @@ async def crowded(
         due = begun + options.every * number / options.clients
         while due < ends:
             await asyncio.sleep(max(0, due - time.monotonic()))
-            took.append(await timed(http, path))
+            took.append(await timed(http, polls[number % len(polls)]))
             due += options.every
 
     # In a process of their own: what sending costs the client is not to be measured.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         begun = time.monotonic() + 2  # while it starts
         ends = begun + options.seconds
-        where = (str(http.base_url), http.headers["authorization"])
+        where = (str(http.base_url), polls[0].headers)
         sizes = (options.uploaders, options.megabytes * MIB)
         uploads = asyncio.get_running_loop().run_in_executor(other, upload, *where, *sizes, ends)
         await together(*(poll(number, begun, ends) for number in range(options.clients)))
         return took, await uploads
 
 
-def upload(base_url: str, key: str, uploaders: int, size: int, ends: float) -> int:
+def upload(base_url: str, headers: dict[str, str], uploaders: int, size: int, ends: float) -> int:
     """Bytes that so many clients got up, one file of `size` after the other, until then."""
     data = b"x" * (size - 1) + b"\n"
 
@@ -151,21 +207,20 @@ def upload(base_url: str, key: str, uploaders: int, size: int, ends: float) -> i
         return done
 
     async def all_of_them() -> int:
-        headers = {"authorization": key}
         async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=60) as http:
             return sum(await asyncio.gather(*(one(http) for _ in range(uploaders))))
 
     return asyncio.run(all_of_them())
 
 
-async def closed(http: httpx.AsyncClient, path: str, seconds: float) -> list[float]:
+async def closed(http: httpx.AsyncClient, target: Poll, seconds: float) -> list[float]:
     """Seconds of every poll of a few clients that never pause."""
     ends = time.monotonic() + seconds
     took: list[float] = []
 
     async def poll() -> None:
         while time.monotonic() < ends:
-            took.append(await timed(http, path))
+            took.append(await timed(http, target))
 
     await together(*(poll() for _ in range(CLOSED_CLIENTS)))
     return took
@@ -178,10 +233,10 @@ async def together(*tasks: Coroutine[None, None, None]) -> None:
             group.create_task(task)
 
 
-async def timed(http: httpx.AsyncClient, path: str) -> float:
+async def timed(http: httpx.AsyncClient, poll: Poll) -> float:
     """Seconds of one GET."""
     begun = time.monotonic()
-    (await http.get(path)).raise_for_status()
+    (await http.get(poll.path, headers=poll.headers)).raise_for_status()
     return time.monotonic() - begun
 
 

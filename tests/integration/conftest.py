@@ -15,10 +15,7 @@ import structlog
 from psycopg import sql
 from sqlalchemy import text
 
-from service.db import session
 from service.db.base import Base
-from service.db.models import Project
-from service.ids import new_id
 from service.settings import Settings
 from service.stack.parts import EmbeddedUrls
 from tests.pipeline import MODELS, Pipeline
@@ -74,8 +71,4 @@ def resources(_stages: Resources) -> Iterator[Resources]:
 @pytest.fixture
 def pipeline(resources: Resources) -> Pipeline:
     """A project with a pipeline of its own."""
-    project_id = new_id()
-    with resources.database.transaction() as transaction:
-        now = session.now(transaction)
-        transaction.add(Project(id=project_id, name="test", created_at=now))
-    return Pipeline(resources, project_id)
+    return Pipeline.with_project(resources)

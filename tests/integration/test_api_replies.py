@@ -16,6 +16,7 @@ from sqlalchemy import select
 
 from service.db.models import ApiKey, Right
 from service.db.session import Database
+from service.ids import Prefix
 from service.settings import Settings
 from service.stack.parts import EmbeddedUrls
 from service.storage import Storage
@@ -116,17 +117,20 @@ def test_of_a_short_wrong_key_nothing_is_shown(api: Api, key: str) -> None:
     assert key.removeprefix("sk-hr-") not in message.removeprefix("Incorrect API key provided")
 
 
-def test_a_revoked_key_is_401_from_then_on(api: Api) -> None:
+@pytest.mark.parametrize(
+    ("path", "before"), [("/v1/models", 200), (f"/v1/batches/{Prefix.BATCH}{'0' * 32}", 404)]
+)
+def test_a_revoked_key_is_401_from_then_on(api: Api, path: str, before: int) -> None:
     from service.db import keys
 
     other = api.other_key()
     with api.http(other) as http:
-        assert http.get("/v1/models").status_code == 200
+        assert http.get(path).status_code == before
         with api.database.transaction() as session:
             found = keys.find(session, other)
             assert found is not None
             keys.revoke(session, found.id)
-        _error(http.get("/v1/models"), 401)
+        _error(http.get(path), 401)
 
 
 def test_the_key_is_asked_for_before_the_body_is_looked_at(api: Api) -> None:

@@ -67,7 +67,7 @@ def halfrate(tmp_path: Path, stub_catalog: Path) -> Halfrate:
 def test_help_names_every_command(halfrate: Halfrate) -> None:
     shown = halfrate.works("--help")
 
-    for command in ("up", "down", "status", "project", "key", "models", "migrate", "run"):
+    for command in ("up", "down", "status", "project", "key", "models", "migrate", "backup", "run"):
         assert f" {command} " in shown
 
 

@@ -2,9 +2,10 @@
 
 import hashlib
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -20,6 +21,7 @@ from service.storage import (
     Storage,
     StorageError,
 )
+from tests.threads import running
 
 
 @pytest.fixture
@@ -292,3 +294,25 @@ def _close_after(threads: list[threading.Thread], ends: tuple[socket.socket, ...
         thread.join()
     for end in ends:
         end.close()
+
+
+def test_a_reply_that_breaks_in_its_first_words_is_a_storage_error() -> None:
+    """Not one that is waited for without end, as an interim reply would be by botocore."""
+
+    class BreaksOff(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            self.request.sendall(b"HTTP/1.1 100 Continue\r\n")
+
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), BreaksOff)
+    store = Storage(
+        endpoint_url=f"http://127.0.0.1:{server.server_address[1]}",
+        region="us-east-1",
+        bucket="any",
+        access_key_id="key",
+        secret_access_key="secret",
+    )
+    with server, closing(store), running(server.serve_forever):
+        with pytest.raises(StorageError):
+            store.put("key", b"bytes")
+        server.shutdown()

@@ -2,17 +2,22 @@
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
 import redis
+from psycopg import Connection, OperationalError, connect
 from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from service.batch import TERMINAL, BatchStatus, ShardState, StageName
-from service.db import batches, queue, session, workers
+from service.db import batches, hung, queue, session, workers
+from service.db.hung import WORKERS
 from service.db.models import Batch, File, Worker
 from service.db.workers import Figures
 from service.storage import Storage
@@ -193,6 +198,64 @@ def test_processes_that_claim_at_once_keep_to_their_worker_s_share(pipeline: Pip
     with running(*[process] * 6):
         pass
     assert 1 <= max(most) <= held
+
+
+@contextmanager
+def stalled(pipeline: Pipeline, statement: str, *, worker: bool = True) -> Iterator[Connection]:
+    """A connection, of a worker or not, that says no more after that statement."""
+    url = pipeline.resources.settings.database_url.get_secret_value()
+    name = f"{WORKERS}elsewhere:1" if worker else "psql"
+    with closing(connect(url, application_name=name)) as connection:
+        connection.execute(statement)
+        yield connection
+
+
+LOCKED = "UPDATE projects SET name = 'locked'"
+
+
+def hung_ended(pipeline: Pipeline) -> int:
+    with pipeline.resources.database.transaction() as transaction:
+        return hung.end(transaction, timedelta())
+
+
+def test_what_a_stalled_worker_holds_locked_is_given_free(pipeline: Pipeline) -> None:
+    with stalled(pipeline, LOCKED) as connection:
+        tick.end_hung(pipeline.resources.database, timedelta(hours=1))
+        connection.execute("SELECT 1")  # not for so long yet
+        tick.end_hung(pipeline.resources.database, timedelta())
+        with pytest.raises(OperationalError):
+            connection.execute("SELECT 1")
+    with pipeline.resources.database.transaction() as transaction:
+        session.wait_briefly(transaction)
+        transaction.execute(text(LOCKED))
+
+
+@pytest.mark.parametrize(("statement", "worker"), [("SELECT 1", True), (LOCKED, False)])
+def test_readers_and_people_may_think_as_long_as_they_like(
+    pipeline: Pipeline, statement: str, worker: bool
+) -> None:
+    with stalled(pipeline, statement, worker=worker) as connection:
+        assert hung_ended(pipeline) == 0
+        connection.execute("SELECT 1")
+
+
+def test_a_copy_that_waits_for_its_worker_is_ended_once_others_wait_for_it(
+    pipeline: Pipeline,
+) -> None:
+    url = pipeline.resources.settings.database_url.get_secret_value()
+    with stalled(pipeline, LOCKED) as connection, connect(url, autocommit=True) as other:
+        cursor = connection.cursor()
+        with suppress(OperationalError), cursor.copy("COPY model_speeds (model) FROM STDIN"):
+            assert hung_ended(pipeline) == 0
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(other.execute, LOCKED)
+                until_ended = 0
+                while not waiting.done():
+                    until_ended += hung_ended(pipeline)
+                waiting.result()
+            assert until_ended >= 1
+        with pytest.raises(OperationalError):
+            connection.execute("SELECT 1")
 
 
 def test_a_worker_not_heard_of_is_forgotten(pipeline: Pipeline) -> None:

@@ -15,6 +15,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from engine.request import Embedding, FinishReason, Generation, Sampling
+from engine.stub import StubTokenizer
 from service.batch import LineState
 from service.bodies import check
 from service.bodies.check import Rules
@@ -50,17 +51,17 @@ def vectors(*rows: list[float]) -> list[Embedding]:
 def chat(choices: int = 1) -> Generate:
     messages = [{"role": "user", "content": "x"}]
     body = check.chat({"model": "m", "messages": messages, "n": choices}, RULES)
-    return Generate(body, ((1,),), Sampling(max_tokens=4), choices)
+    return Generate(body, ((1,),), Sampling(max_tokens=4), choices, StubTokenizer())
 
 
 def completion(prompts: int = 1, choices: int = 1) -> Generate:
     body = check.completion({"model": "m", "prompt": ["x"] * prompts, "n": choices}, RULES)
-    return Generate(body, ((1,),) * prompts, Sampling(max_tokens=4), choices)
+    return Generate(body, ((1,),) * prompts, Sampling(max_tokens=4), choices, StubTokenizer())
 
 
 def response(**given_too: Any) -> Generate:
     body = check.response({"model": "m", "input": "x", **given_too}, RULES)
-    return Generate(body, ((1,),), Sampling(max_tokens=4), 1)
+    return Generate(body, ((1,),), Sampling(max_tokens=4), 1, StubTokenizer())
 
 
 def said(text: str, tokens: int = 3, reason: FinishReason = FinishReason.STOP) -> Generation:

@@ -22,6 +22,11 @@ INPUTS = 5
 RULES = Rules(max_inputs=INPUTS)
 LENIENT = Rules(max_inputs=INPUTS, unknown=UnknownParameters.IGNORE)
 MESSAGES = [{"role": "user", "content": "x"}]
+FUNCTION = {"name": "weather", "parameters": {"type": "object"}, "strict": True}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+FAULTY = {"name": "weather", "arguments": "[1]"}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["a"]}}}
 
 
 def chat(rules: Rules = RULES, **given: Any) -> ChatBody:
@@ -116,7 +121,27 @@ def test_values_at_the_ends_of_the_ranges_are_taken(call: Any) -> None:
         ([{"role": "user", "content": []}], "messages.0.content", "invalid_type"),
         ([{"role": "user", "content": {}}], "messages.0.content", "invalid_type"),
         ([{"role": "user", "content": None}], "messages.0.content", "missing_required_parameter"),
-        ([{"role": "tool", "content": "x"}], "messages.0.role", "invalid_value"),
+        ([{"role": "robot", "content": "x"}], "messages.0.role", "invalid_value"),
+        (
+            [{"role": "tool", "content": "x"}],
+            "messages.0.tool_call_id",
+            "missing_required_parameter",
+        ),
+        (
+            [{"role": "user", "content": "x", "tool_call_id": "c"}],
+            "messages.0.tool_call_id",
+            "invalid_value",
+        ),
+        (
+            [{"role": "user", "content": "x", "tool_calls": [CALL]}],
+            "messages.0.tool_calls",
+            "invalid_value",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{**CALL, "function": FAULTY}]}],
+            "messages.0.tool_calls.0.function.arguments",
+            "invalid_value",
+        ),
         ([{"role": 1, "content": "x"}], "messages.0.role", "invalid_value"),
         (
             [{"role": "user", "content": [{"type": "image_url"}]}],
@@ -135,8 +160,8 @@ def test_values_at_the_ends_of_the_ranges_are_taken(call: Any) -> None:
         ),
         (
             [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}],
-            "messages.1.tool_calls",
-            "unsupported_parameter",
+            "messages.1.tool_calls.0.function",
+            "missing_required_parameter",
         ),
         (
             [{"role": "assistant", "content": "x", "function_call": {"name": "f"}}],
@@ -260,21 +285,6 @@ def test_a_fault_of_an_embeddings_body_is_named(name: str, value: object, code: 
 @pytest.mark.parametrize(
     ("call", "name", "value"),
     [
-        *(
-            (call, name, value)
-            for call in (chat, completion)
-            for name, value in [
-                ("frequency_penalty", 0.5),
-                ("presence_penalty", -1),
-                ("logit_bias", {"5": 1}),
-            ]
-        ),
-        (chat, "logprobs", True),
-        (chat, "top_logprobs", 5),
-        (chat, "response_format", {"type": "json_object"}),
-        (chat, "tools", [{"type": "function"}]),
-        (chat, "tool_choice", "required"),
-        (chat, "tool_choice", {"type": "function", "function": {"name": "f"}}),
         (chat, "functions", [{"name": "f"}]),
         (chat, "function_call", {"name": "f"}),
         (chat, "modalities", ["audio"]),
@@ -285,9 +295,6 @@ def test_a_fault_of_an_embeddings_body_is_named(name: str, value: object, code: 
         (chat, "verbosity", "low"),
         (chat, "web_search_options", {}),
         (chat, "moderation", {"model": "m"}),
-        (completion, "logprobs", 0),
-        (completion, "logprobs", 5),
-        (completion, "echo", True),
         (completion, "suffix", "x"),
         (completion, "best_of", 2),
         (response, "background", True),
@@ -323,7 +330,36 @@ def test_what_the_engine_does_not_honour_is_refused(call: Any, name: str, value:
         (chat, "logprobs", 0, "invalid_type"),
         (chat, "top_logprobs", 21, "invalid_value"),
         (chat, "tools", {}, "invalid_type"),
-        (chat, "tool_choice", 1, "invalid_type"),
+        (chat, "tool_choice", 1, "invalid_value"),
+        (chat, "tool_choice", "required", "invalid_value"),
+        (chat, "tool_choice", {"type": "function", "function": {"name": "f"}}, "invalid_value"),
+        (chat, "tools", [{"type": "custom"}], "invalid_value"),
+        (chat, "tools", [{"type": "function"}], "missing_required_parameter"),
+        (chat, "tools", TOOLS * 2, "invalid_value"),
+        (chat, "top_logprobs", 5, "invalid_value"),
+        (chat, "response_format", {"type": "json_schema"}, "missing_required_parameter"),
+        (chat, "response_format", {"type": "xml"}, "invalid_value"),
+        (response, "text", {"format": {"type": "json_schema"}}, "missing_required_parameter"),
+        *(
+            (call, name, value, code)
+            for call in (chat, completion)
+            for name, value, code in [
+                ("logit_bias", {"a": 1}, "invalid_value"),
+                ("logit_bias", {"5": "1"}, "invalid_type"),
+                ("top_k", -2, "invalid_value"),
+                ("top_k", 1.5, "invalid_type"),
+                ("min_p", 1.1, "invalid_value"),
+                ("repetition_penalty", 0, "invalid_value"),
+                ("min_tokens", -1, "invalid_value"),
+                ("ignore_eos", 1, "invalid_type"),
+                ("choice", [], "invalid_value"),
+                ("choice", ["a", "a"], "invalid_value"),
+                ("choice", ["a", ""], "invalid_value"),
+                ("choice", "a", "invalid_type"),
+                ("regex", "", "invalid_value"),
+                ("grammar", 1, "invalid_type"),
+            ]
+        ),
         (chat, "response_format", "json", "invalid_type"),
         (chat, "modalities", "text", "invalid_type"),
         (chat, "verbosity", "loud", "invalid_value"),
@@ -369,28 +405,10 @@ def test_a_fault_inside_the_metadata_is_named_by_its_place() -> None:
 @pytest.mark.parametrize(
     ("call", "name", "value"),
     [
-        *(
-            (call, name, value)
-            for call in (chat, completion)
-            for name, value in [
-                ("frequency_penalty", 0),
-                ("frequency_penalty", 0.0),
-                ("presence_penalty", 0.0),
-                ("logit_bias", {}),
-            ]
-        ),
-        (chat, "logprobs", False),
-        (chat, "top_logprobs", 0),
-        (chat, "response_format", {"type": "text"}),
-        (chat, "tools", []),
-        (chat, "tool_choice", "none"),
-        (chat, "tool_choice", "auto"),
-        (chat, "parallel_tool_calls", True),
         (chat, "functions", []),
         (chat, "modalities", ["text"]),
         (chat, "reasoning_effort", "none"),
         (chat, "verbosity", "medium"),
-        (completion, "echo", False),
         (completion, "suffix", ""),
         (completion, "best_of", 1),
         (response, "background", False),
@@ -458,8 +476,7 @@ def test_inside_a_message_too_an_unknown_name_is_dropped_where_a_setting_says_so
 @pytest.mark.parametrize(
     ("call", "name", "value"),
     [
-        (chat, "tools", [{}]),
-        (chat, "messages", [{"role": "assistant", "tool_calls": [{"id": "c"}]}]),
+        (chat, "messages", [{"role": "assistant", "function_call": {"name": "f"}}]),
         # Of another endpoint: to drop it would change the answer that is meant.
         (chat, "max_output_tokens", 5),
         (chat, "suffix", "x"),
@@ -547,12 +564,6 @@ def test_a_message_of_a_response_can_be_sent_again_as_it_came() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "param"),
     [
-        ("text", {"format": {"type": "json_object"}}, "text.format"),
-        (
-            "text",
-            {"format": {"type": "json_schema", "name": "n", "schema": {}}},
-            "text.format",
-        ),
         ("text", {"verbosity": "high"}, "text.verbosity"),
         ("reasoning", {"effort": "low"}, "reasoning.effort"),
         ("reasoning", {"summary": "auto"}, "reasoning.summary"),
@@ -568,3 +579,55 @@ def test_a_part_of_a_parameter_that_is_not_honoured_is_named(
 def test_plain_text_without_reasoning_can_be_asked_for() -> None:
     response(text={"format": {"type": "text"}, "verbosity": "medium"})
     response(text={}, reasoning={"effort": "none", "summary": None})
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"choice": ["a"], "regex": "a"}, "regex"),
+        ({"regex": "a", "grammar": "start: A"}, "grammar"),
+        ({"response_format": {"type": "json_object"}, "choice": ["a"]}, "choice"),
+        ({"response_format": SCHEMA, "tools": TOOLS}, "tools"),
+        ({"tools": TOOLS, "regex": "a"}, "regex"),
+    ],
+)
+def test_an_answer_has_one_form(given: dict[str, Any], param: str) -> None:
+    fault = fault_of(chat, **given)
+    assert (fault.param, fault.code) == (param, "invalid_value")
+
+
+def test_what_asks_for_no_form_stands_beside_another() -> None:
+    assert chat(response_format={"type": "text"}, choice=["a", "b"]).choice == ["a", "b"]
+    assert chat(tools=TOOLS, tool_choice="none", response_format=SCHEMA).tools
+
+
+def test_log_probabilities_of_an_echoed_prompt_are_refused() -> None:
+    assert completion(echo=True).echo
+    assert completion(logprobs=3).logprobs == 3
+    fault = fault_of(completion, echo=True, logprobs=0)
+    assert (fault.param, fault.code) == ("logprobs", "unsupported_parameter")
+
+
+def test_a_conversation_with_calls_can_be_sent_again_as_it_came() -> None:
+    body = chat(
+        messages=[
+            *MESSAGES,
+            {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+        ],
+        tools=TOOLS,
+        tool_choice={"type": "function", "function": {"name": "weather"}},
+    )
+    assert [message.text for message in body.messages] == ["x", "", "sunny"]
+    assert body.messages[1].tool_calls
+    assert body.messages[1].tool_calls[0].function.name == "weather"
+
+
+def test_a_schema_stands_under_its_own_name() -> None:
+    asked = chat(response_format=SCHEMA).response_format
+    assert asked is not None
+    assert asked.schema_of_json == {"enum": ["a"]}
+    text = response(text={"format": {"type": "json_schema", "name": "n", "schema": {}}}).text
+    assert text is not None
+    assert text.format is not None
+    assert text.format.schema_of_json == {}

@@ -22,6 +22,8 @@ OF_THE_MODEL = {
     "one_of_many_inputs_too_long",
     "token_beyond_the_vocabulary",
     "max_tokens_over_the_context",
+    "parameters_not_honoured",
+    "turns_of_every_kind",
     "dimensions_not_listed",
     "classify_of_every_shape",
     "scores_of_every_shape",
@@ -72,7 +74,7 @@ def test_a_case_is_found_as_the_service_finds_it(
 
 
 def test_findings_come_in_line_order_whatever_they_cost(catalog: Path) -> None:
-    rows = [chat_line("a", temperature=9), b"{", chat_line("a"), chat_line("b", top_k=1)]
+    rows = [chat_line("a", temperature=9), b"{", chat_line("a"), chat_line("b", top_kk=1)]
     found = found_in(b"\n".join(rows), catalog, "/v1/chat/completions")
     assert [(each.line, each.code, each.fails) for each in found] == [
         (1, "invalid_value", Fails.LINE),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import Sampling
+from engine.stub import StubTokenizer
 from service.bodies import check
 from service.bodies.check import Rules
 from service.catalog import ModelKind
@@ -159,7 +160,9 @@ def test_labels_that_lines_share_cost_a_line_next_to_nothing() -> None:
 def test_lines_to_generate_have_the_key_of_their_first_tokens() -> None:
     def key(*prompt: int, most: int = 4) -> int:
         body = check.completion({"model": "m", "prompt": "x"}, RULES)
-        return plan.weigh(Generate(body, (prompt,), Sampling(max_tokens=most), 1))[1]
+        return plan.weigh(Generate(body, (prompt,), Sampling(max_tokens=most), 1, StubTokenizer()))[
+            1
+        ]
 
     begin = tuple(range(plan.PREFIX_TOKENS))
     assert key(*begin, 1) == key(*begin, 2, 3)

@@ -6,17 +6,22 @@ The reference's `ChatCompletion`, `Completion` and `Response`.
 from collections.abc import Sequence
 from typing import Any, assert_never
 
+from engine.calls import Call
 from engine.request import FinishReason, Generation
 from service.bodies.chat import ChatBody
 from service.bodies.completions import CompletionBody
 from service.bodies.responses import ResponsesBody
 from service.ids import new_id
+from worker.labelling import Scored, scored
 from worker.prompts import Generate
+from worker.replies.logprobs import of_chat, of_completion
 from worker.replies.usage import Reply, Usage
 
 
-def generated(prompt: Generate, answers: Sequence[Generation], *, created: int) -> Reply:
+def generated(prompt: Generate, results: Sequence[Generation], *, created: int) -> Reply:
     """A line's choices in order. A prompt shared by choices counts once."""
+    scores = _scored(prompt, results)
+    answers = results if scores is None else [each for one in scores for each in one.answers]
     usage = Usage(
         taken=sum(answer.input_tokens for answer in answers[:: prompt.choices]),
         cached=sum(answer.cached_tokens for answer in answers[:: prompt.choices]),
@@ -24,50 +29,100 @@ def generated(prompt: Generate, answers: Sequence[Generation], *, created: int) 
     )
     match prompt.body:
         case ChatBody():
-            body = _chat_completion(prompt.body, answers, usage, created)
+            body = _chat_completion(prompt, prompt.body, answers, usage, created)
         case CompletionBody():
-            body = _completion(prompt.body, answers, usage, created)
+            body = _completion(prompt, prompt.body, answers, usage, created)
         case ResponsesBody():
             body = _response(prompt.body, answers[0], usage, created)
         case unreachable:
             assert_never(unreachable)
+    if scores is not None:
+        body["halfrate"] = {"labels": [_told(index, each) for index, each in enumerate(scores)]}
     return Reply(body, usage)
 
 
-def _chat_completion(
-    asked: ChatBody, answers: Sequence[Generation], usage: Usage, created: int
-) -> dict[str, Any]:
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": answer.finish_reason,
-        }
-        for index, answer in enumerate(answers)
+def _scored(prompt: Generate, results: Sequence[Generation]) -> list[Scored] | None:
+    """Of each prompt, where labels were scored."""
+    if prompt.labels is None:
+        return None
+    each = prompt.requests_each
+    return [
+        scored(
+            prompt.labels,
+            results[position * each : (position + 1) * each],
+            prompt.sampling,
+            taken=len(sequence),
+            choices=prompt.choices,
+        )
+        for position, sequence in enumerate(prompt.sequences)
     ]
+
+
+def _told(index: int, scores: Scored) -> dict[str, Any]:
+    return {
+        "index": index,
+        "probabilities": scores.probabilities,
+        "logprobs": dict(scores.logprobs),
+    }
+
+
+def _chat_completion(
+    prompt: Generate, asked: ChatBody, answers: Sequence[Generation], usage: Usage, created: int
+) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{new_id().hex}",
         "object": "chat.completion",
         "created": created,
         "model": asked.model,
-        "choices": choices,
+        "choices": [
+            {"index": index, **_chat_choice(prompt, answer)} for index, answer in enumerate(answers)
+        ],
         "usage": usage.of_completion(),
     }
 
 
+def _chat_choice(prompt: Generate, answer: Generation) -> dict[str, Any]:
+    text, calls = answer.text, list[Call]()
+    if prompt.form is not None and prompt.form.param == "tools" and prompt.tokenizer.calls:
+        text, calls = prompt.tokenizer.calls.read(answer.text)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if calls:
+        message["content"] = text.strip() or None
+        message["tool_calls"] = [_tool_call(call) for call in calls]
+    called = calls and answer.finish_reason is FinishReason.STOP
+    return {
+        "message": message,
+        "logprobs": of_chat(answer, prompt.tokenizer),
+        "finish_reason": "tool_calls" if called else answer.finish_reason,
+    }
+
+
+def _tool_call(call: Call) -> dict[str, Any]:
+    return {
+        "id": f"call_{new_id().hex}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
 def _completion(
-    asked: CompletionBody, answers: Sequence[Generation], usage: Usage, created: int
+    prompt: Generate,
+    asked: CompletionBody,
+    answers: Sequence[Generation],
+    usage: Usage,
+    created: int,
 ) -> dict[str, Any]:
-    choices = [
-        {
-            "index": index,
-            "text": answer.text,
-            "logprobs": None,
-            "finish_reason": answer.finish_reason,
-        }
-        for index, answer in enumerate(answers)
-    ]
+    choices = []
+    for index, answer in enumerate(answers):
+        echoed = _echoed(prompt, asked, index // prompt.choices) if asked.echo else ""
+        choices.append(
+            {
+                "index": index,
+                "text": echoed + answer.text,
+                "logprobs": of_completion(answer, prompt.tokenizer),
+                "finish_reason": answer.finish_reason,
+            }
+        )
     return {
         "id": f"cmpl-{new_id().hex}",
         "object": "text_completion",
@@ -76,6 +131,14 @@ def _completion(
         "choices": choices,
         "usage": usage.of_completion(),
     }
+
+
+def _echoed(prompt: Generate, asked: CompletionBody, position: int) -> str:
+    """A prompt as text: as it was given, or what its tokens say."""
+    given = asked.prompt[position]
+    if isinstance(given, str):
+        return given
+    return prompt.tokenizer.decode(given, skip_special_tokens=False)
 
 
 def _response(
@@ -105,7 +168,7 @@ def _response(
         "safety_identifier": asked.safety_identifier,
         "service_tier": "default",
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "text": {"format": _format(asked), "verbosity": "medium"},
         "tool_choice": "auto",
         "tools": [],
         "top_logprobs": 0,
@@ -115,6 +178,12 @@ def _response(
         "user": asked.user,
         "metadata": asked.metadata or {},
     }
+
+
+def _format(asked: ResponsesBody) -> dict[str, Any]:
+    if asked.text is None or asked.text.format is None:
+        return {"type": "text"}
+    return asked.text.format.model_dump(by_alias=True, exclude_none=True)
 
 
 def _message(answer: Generation, status: str) -> dict[str, Any]:

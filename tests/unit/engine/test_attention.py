@@ -97,6 +97,19 @@ def test_each_sequence_attends_to_itself_alone(
     assert pack.callers == [module]
 
 
+@pytest.mark.parametrize("dim", [8, 10, 26])  # 26 is that of TinyBERT; not all are multiples of 4
+@pytest.mark.parametrize("length", [5, 33, 200])
+def test_a_sequence_has_the_same_bytes_alone_and_among_others(dim: int, length: int) -> None:
+    torch.manual_seed(3)
+    query, key, value = (torch.randn(1, 7 * length, HEADS, dim).transpose(1, 2) for _ in range(3))
+    module = SimpleNamespace(is_causal=False)
+    among, _ = attend(module, query, key, value, None, pack=Pack.of([length] * 7, CPU))
+    for own in (slice(n * length, (n + 1) * length) for n in range(7)):
+        parts = (t.transpose(1, 2)[:, own].clone().transpose(1, 2) for t in (query, key, value))
+        alone, _ = attend(module, *parts, None, pack=Pack.of([length], CPU))
+        assert torch.equal(alone[0], among[0, own])
+
+
 @pytest.mark.parametrize(
     "unknown", [{"attention_mask": torch.ones(1, 1, 1, 1)}, {"dropout": 0.1}, {"head_mask": [1]}]
 )

@@ -42,6 +42,13 @@ GPT_LIKE = {
 }
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MORE: dict[str, Callable[[], Any]] = {
+    "gemma": lambda: transformers.GemmaConfig(**LLAMA_LIKE, head_dim=8),
+    "glm": lambda: transformers.GlmConfig(**LLAMA_LIKE, head_dim=8),
+    "exaone4": lambda: transformers.Exaone4Config(**LLAMA_LIKE, sliding_window=9),
+    "helium": lambda: transformers.HeliumConfig(**LLAMA_LIKE, head_dim=8),
+    "mixtral": lambda: transformers.MixtralConfig(
+        **LLAMA_LIKE, num_local_experts=4, num_experts_per_tok=2
+    ),
     "phi": lambda: transformers.PhiConfig(**GPT_LIKE),
     "phi3": lambda: transformers.Phi3Config(**LLAMA_LIKE),
     "gemma3": lambda: transformers.Gemma3TextConfig(
@@ -213,16 +220,44 @@ def test_answers_are_the_same_after_preemption(any_decoder: MakeDecoder, name: s
     assert engine.counters.preempted > 0
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_the_same_when_prompts_fork_what_is_computed(
+    any_decoder: MakeDecoder, name: str
+) -> None:
+    """Prompts that come later part inside a stretch that earlier ones share and still read."""
+    folder = any_decoder(name)
+    engine = Engine(EngineConfig(model=folder, kind=Kind.GENERATE, context_length=128))
+    requests = asked()
+    first, later = requests[4:7], requests[:4]  # these part where the others have a branch to go
+    engine.submit(first)
+    results = {result.id: result for _ in range(3) for result in engine.step()}
+    engine.submit(later)
+    while engine.pending:
+        results |= {result.id: result for result in engine.step()}
+    assert tokens_of(results) == reference(folder)[:7]  # type: ignore[arg-type]  # ids are integers
+
+
 @pytest.mark.parametrize("steps_before", [0, 1, 3, 7])
 def test_what_is_aborted_can_be_resumed_and_disturbs_nobody(
     any_decoder: MakeDecoder, steps_before: int
 ) -> None:
-    folder = any_decoder("mistral-window")
-    config = EngineConfig(model=folder, kind=Kind.GENERATE, prefill_tokens=40)
+    abort_and_resume(any_decoder("mistral-window"), steps_before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_the_same_when_they_are_resumed(any_decoder: MakeDecoder, name: str) -> None:
+    abort_and_resume(any_decoder(name), 4)
+
+
+def abort_and_resume(folder: Path, steps_before: int) -> None:
+    """Every other request is dropped after so many steps, and asked again two steps later."""
+    config = EngineConfig(model=folder, kind=Kind.GENERATE, context_length=128, prefill_tokens=40)
     engine = Engine(config)
+    assert engine.status.path == "packed"
     engine.submit(asked())
     results = {result.id: result for _ in range(steps_before) for result in engine.step()}
     dropped = [request for request in asked()[::2] if request.id not in results]
+    assert dropped
     engine.abort([request.id for request in dropped])
     results |= {result.id: result for _ in range(2) for result in engine.step()}
     engine.submit(dropped)
@@ -393,7 +428,33 @@ QUESTIONS = [
     "What is the capital of {}?", "Name three cities of {} and say one word about each.",
     "Write one sentence about the weather in {}.", "Which language is spoken in {}?",
 ]  # fmt: skip
-COUNTRIES = ["France", "Japan", "Brazil", "Kenya", "Canada", "India"]
+COUNTRIES = [
+    "France",
+    "Japan",
+    "Brazil",
+    "Kenya",
+    "Canada",
+    "India",
+    "Spain",
+    "Italy",
+    "Greece",
+    "Egypt",
+    "Chile",
+    "Peru",
+    "Mexico",
+    "Cuba",
+    "Norway",
+    "Sweden",
+    "Finland",
+    "Poland",
+    "Ghana",
+    "Nepal",
+    "China",
+    "Vietnam",
+    "Turkey",
+    "Iran",
+    "Ireland",
+]
 
 
 def test_real_answers_equal_those_of_transformers(smollm: Path) -> None:
@@ -405,13 +466,13 @@ def test_real_answers_equal_those_of_transformers(smollm: Path) -> None:
     ]
     engine = Engine(EngineConfig(model=smollm, kind=Kind.GENERATE, prefill_tokens=256))
     assert engine.status.path == "packed"
-    requests = [GenerateRequest(n, prompt, greedy(12)) for n, prompt in enumerate(prompts)]
+    requests = [GenerateRequest(n, prompt, greedy(8)) for n, prompt in enumerate(prompts)]
     found = tokens_of(dict(engine.run(requests)))
     model = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.float32).eval()
     for prompt, tokens in zip(prompts, found, strict=True):
         ids = torch.tensor([prompt])
         output = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8
         )
         assert tuple(output[0, len(prompt) :].tolist()) == tokens
 

@@ -325,7 +325,7 @@ def test_scores_equal_those_of_the_plain_model(name: str, kind: Kind, tmp_path: 
             np.testing.assert_allclose(result.scores, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["bert", "qwen3"])
+@pytest.mark.parametrize("name", PACKED)
 def test_int8_runs_packed_and_neighbours_change_nothing(
     make_encoder: MakeEncoder, name: str
 ) -> None:

@@ -110,3 +110,15 @@ def test_shortages_come_to_an_end(limit: int, capacity: int) -> None:
             budget = budget.after_success()
         assert 1 <= budget.current <= budget.ceiling <= limit
     assert shortages <= 60
+
+
+@given(fits=st.integers(1, 5_000), over=st.integers(1, 5_000), hopeless=st.integers(1, 100))
+def test_sequences_that_never_fit_leave_room_for_what_does(
+    fits: int, over: int, hopeless: int
+) -> None:
+    budget = Budget.of(4_096)
+    for _ in range(2 * hopeless):  # each of them is tried twice
+        budget = budget.after_out_of_memory(fits + over)
+    for _ in range(12):
+        budget = budget.after_success()
+    assert budget.current >= min(4_096, (fits + over) * 3 // 4)

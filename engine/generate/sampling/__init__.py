@@ -1,0 +1,1 @@
+"""How an answer's next token is chosen from the model's scores."""
