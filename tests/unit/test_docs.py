@@ -9,6 +9,8 @@ import yaml
 
 from tests import settings_table
 from tests.containers import DOCKERFILES, PROJECT, ROOT, SERVICES
+from tests.e2e.chaos.faults import FAULTS, ONLY
+from tests.e2e.chaos.phases import Phase
 from tests.settings_table import PREFIX
 
 PAGES = sorted(
@@ -126,3 +128,15 @@ def rows(heading: str) -> list[list[str]]:
         elif inside and not cells[0].startswith("---"):
             found.append(cells)
     return found
+
+
+def test_the_table_of_faults_is_complete_and_nothing_is_lost() -> None:
+    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- chaos -->\n(.*)<!-- /chaos -->", page, re.DOTALL)
+    assert found
+    _, _, *lines = [line for line in found[1].splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [row[0] for row in cells] == list(FAULTS)
+    for name, *costs in cells:
+        for phase, cost in zip(Phase, costs, strict=True):
+            assert cost.startswith("0 · ") == (phase in ONLY[name]), (name, phase)
