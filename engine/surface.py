@@ -150,6 +150,10 @@ class Window(NamedTuple):
 class TokenizerLike(Protocol):
     """Text to token ids and back, in a model's own way."""
 
+    def __hash__(self) -> int:
+        """What was found with it may be kept under it."""
+        ...
+
     @property
     def vocab_size(self) -> int:
         """Ids run from 0 to below this."""

@@ -6,6 +6,7 @@ estimating stay light.
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -79,7 +80,6 @@ class Tokenizer:
         self._types = types  # whether the model tells the texts of a pair apart by a type
         self.context_length = context_length
         self.prompts = prompts
-        self._call_forms: list[CallForm | None] = []  # one, once it was asked for
 
     @classmethod
     def from_dir(cls, model_dir: Path, *, prompts: Mapping[str, str] | None = None) -> "Tokenizer":
@@ -194,17 +194,11 @@ class Tokenizer:
         """Ids of what `render_chat` made, special tokens included (no second BOS)."""
         return self._backend.encode(_unicode(text), add_special_tokens=False).ids
 
-    @property
+    @cached_property
     def calls(self) -> CallForm | None:
         """How the chat template writes calls of tools; None where it has no place for them."""
-        if not self._call_forms:
-            special = [
-                token.content
-                for token in self._backend.get_added_tokens_decoder().values()
-                if token.special
-            ]
-            self._call_forms.append(call_form(self._render, special))
-        return self._call_forms[0]
+        special = [token.content for token in self._added.values() if token.special]
+        return call_form(self._render, special)
 
     def render_chat(
         self, messages: list[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = ()
@@ -244,14 +238,22 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for, which may be a part of a character; nothing for no token."""
         token = self._backend.id_to_token(token_id) or ""
-        if token_id in self._backend.get_added_tokens_decoder():
+        if token_id in self._added:
             return token.encode()
-        if "ByteLevel" in repr(self._backend.decoder) and _BYTES.keys() >= set(token):
+        if self._byte_level and _BYTES.keys() >= set(token):
             return bytes(_BYTES[character] for character in token)
         whole = _BYTE.fullmatch(token)
         if whole:
             return bytes.fromhex(whole[1])
         return token.replace(_SPACE, " ").encode()
+
+    @cached_property
+    def _added(self) -> dict[int, tokenizers.AddedToken]:
+        return self._backend.get_added_tokens_decoder()
+
+    @cached_property
+    def _byte_level(self) -> bool:
+        return "ByteLevel" in repr(self._backend.decoder)
 
     def to_json(self) -> str:
         """All of it, as the tokenizers library writes it."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from engine.generate.labels import LabelTree
 from engine.generate.sampling.chance import uniform
@@ -39,12 +40,18 @@ def labels_of(
     """None where the answer has to be written after all: something changes tokens on its way."""
     if texts is None or _changes(sampling):
         return None
-    tokens = tuple(tuple(tokenizer.encode_rendered(text)) for text in texts.values())
-    tree = LabelTree.of(tokens, tokenizer.eos_id)
+    labels = _labels(tuple(texts.items()), tokenizer)
     # Too few tokens for a label would cut it; and without a fork there is nothing to score.
-    if not tree.forks or max(map(len, tokens)) > sampling.max_tokens:
+    if not labels.tree.forks or max(map(len, labels.tokens)) > sampling.max_tokens:
         return None
-    return Labels(tuple(texts), tuple(texts.values()), tokens, tree)
+    return labels
+
+
+@lru_cache(maxsize=64)  # the lines of a file mostly choose among the same labels
+def _labels(texts: tuple[tuple[str, str], ...], tokenizer: TokenizerLike) -> Labels:
+    tokens = tuple(tuple(tokenizer.encode_rendered(text)) for _, text in texts)
+    names, written = zip(*texts, strict=True)
+    return Labels(names, written, tokens, LabelTree.of(tokens, tokenizer.eos_id))
 
 
 def _changes(sampling: Sampling) -> bool:
@@ -99,4 +106,5 @@ def _chosen(logprobs: Sequence[float], sampling: Sampling, choice: int) -> int:
 def _shares(logprobs: Sequence[float], temperature: float) -> list[float]:
     best = max(logprobs)
     weights = [math.exp((each - best) / temperature) for each in logprobs]
-    return [weight / sum(weights) for weight in weights]
+    total = sum(weights)
+    return [weight / total for weight in weights]

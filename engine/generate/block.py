@@ -187,7 +187,7 @@ class Block(nn.Module):
 
 
 class _Norm:
-    """RMSNorm over the last dim; what it forgets by `order` is the same for its weight."""
+    """RMSNorm over the last dim, whose numbers stand in this order if one is told."""
 
     def __init__(self, norm: Any, order: Tensor | None = None) -> None:  # noqa: ANN401 as above
         weight: Tensor = norm.weight.detach()

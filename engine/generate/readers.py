@@ -20,10 +20,8 @@ from engine.plan.schedule import Piece, Step
 from engine.plan.slots import Slot
 
 READER = 5  # numbers: first row, rows, position of the first row, first span, end of its spans
-SPAN = (
-    5  # numbers: slot's start, slot's size, place in it, position of its first token, and its end
-)
-_CELL = 3  # numbers: slot's start, slot's size, place in it (-1: nowhere)
+SPAN = 5  # numbers: slot's start, slot's size, place in it, positions of its first token and end
+CELL = 3  # numbers: slot's start, slot's size, place in it (-1: nowhere)
 
 _Span = tuple[int, int, int, int, int]
 
@@ -50,7 +48,7 @@ class Room:
     def bounds(self) -> list[int]:
         """Where ids, positions, cells, sampled rows, readers and spans end in the array."""
         sizes = (
-            self.rows, self.rows, self.rows * _CELL, self.sampled, self.readers * READER,
+            self.rows, self.rows, self.rows * CELL, self.sampled, self.readers * READER,
             self.spans * SPAN,
         )  # fmt: skip
         return list(accumulate(sizes))
@@ -74,7 +72,7 @@ class Readers:
         """Views of the array that `Planned.numbers` filled, wherever it lies by now."""
         ids, positions, cells, sampled, readers, spans = numbers.tensor_split(room.bounds)[:6]
         return cls(
-            ids, positions, cells.view(-1, _CELL), sampled, readers.view(-1, READER),
+            ids, positions, cells.view(-1, CELL), sampled, readers.view(-1, READER),
             spans.view(-1, SPAN), single, longest,
         )  # fmt: skip
 
@@ -88,7 +86,7 @@ def nobody(room: Room) -> NDArray[np.int64]:
     """The array of a step of rows that are nobody's, one a reader."""
     found = np.zeros(room.bounds[-1], dtype=np.int64)
     _, _, cells, _, readers, _ = np.split(found, room.bounds)[:6]
-    cells.reshape(-1, _CELL)[:, 2] = -1
+    cells.reshape(-1, CELL)[:, 2] = -1
     table = readers.reshape(-1, READER)
     table[:, 0] = np.arange(len(table))
     table[:, 1] = 1
@@ -130,7 +128,7 @@ class Planned:
         begins = np.fromiter((piece.begin for piece in self.pieces), np.int64)
         ids[:rows] = np.fromiter(chain.from_iterable(map(tokens_of, self.pieces)), np.int64)
         positions[:rows] = np.repeat(begins, counts) + within
-        table = cells.reshape(-1, _CELL)
+        table = cells.reshape(-1, CELL)
         table[:rows] = np.repeat([_first_cell(piece) for piece in self.pieces], counts, axis=0)
         table[:rows, 2] += within
         wanted = [end - 1 for end, piece in zip(ends, self.pieces, strict=True) if piece.samples]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.generate.attention import Rule
 from engine.generate.kv import Heads, LayerKV
-from engine.generate.readers import READER, SPAN, Readers
+from engine.generate.readers import CELL, READER, SPAN, Readers
 
 _LOG2E = tl.constexpr(math.log2(math.e))
 _LOWEST = tl.constexpr(-1e30)  # below every score, yet finite
@@ -31,7 +31,7 @@ INTERPRETED = triton.knobs.runtime.interpret  # whether it all happens on the ho
 SPLIT = 512  # keys of a split at least
 MOST_SPLITS = 16  # of a row
 _PROGRAMS = 512  # wanted at once: a few for each of a large device's processors
-_READER, _SPAN = tl.constexpr(READER), tl.constexpr(SPAN)
+_CELL, _READER, _SPAN = tl.constexpr(CELL), tl.constexpr(READER), tl.constexpr(SPAN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +155,10 @@ def _write(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
-    place = tl.load(cells + row * 3 + 2)
+    place = tl.load(cells + row * _CELL + 2)
     if place >= 0:
-        start = tl.load(cells + row * 3)
-        size = tl.load(cells + row * 3 + 1)
+        start = tl.load(cells + row * _CELL)
+        size = tl.load(cells + row * _CELL + 1)
         cell = start * HEADS + head * size + place
         at = tl.arange(0, WIDTH)
         new = tl.load(key + head * key_head + row * key_row + at * key_dim, mask=at < KEY)

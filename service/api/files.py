@@ -196,7 +196,11 @@ def _remove_bytes(parts: Parts, file: File) -> None:
                 parts.storage.delete([file.storage_key])
     except (StorageError, SQLAlchemyError) as error:
         # For the client the file is gone; what is left costs room until it is swept.
-        _log.warning("bytes of a deleted file left", file=file.id.hex, reason=str(error))
+        _log.warning(
+            "bytes of a deleted file left",
+            file=ids.show(ids.Prefix.FILE, file.id),
+            reason=str(error),
+        )
 
 
 def _now(parts: Parts) -> datetime:

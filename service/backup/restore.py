@@ -12,7 +12,7 @@ from service.backup.take import OWN_TOOLS, Say
 from service.db.migrate import revisions
 from service.settings import Settings
 from service.stack.choice import brought_parts
-from service.stack.home import Home, locked
+from service.stack.home import KEPT, Home, locked
 from service.stack.stores import STORES, running_stores
 from service.storage import Storage
 
@@ -74,7 +74,7 @@ def _check_place(home: Home, manifest: Manifest, *, replace: bool) -> None:
 def _restore(home: Home, archive: Archive, manifest: Manifest, say: Say) -> Restored:
     beside = home.root / "restoring"
     shutil.rmtree(beside, ignore_errors=True)
-    made = ["postgres", "seaweedfs"] if manifest.with_bytes else ["postgres"]
+    made = [*KEPT] if manifest.with_bytes else ["postgres"]
     places = dict.fromkeys(STORES, beside)
     if not manifest.with_bytes:
         places["seaweedfs"] = home.root

@@ -20,36 +20,37 @@ class NamedSchema(Part):
     strict: StrictBool | None = None
 
 
+FormatType = Literal["text", "json_object", "json_schema"]
+
+
 class ResponseFormat(Part):
     """As chat has it."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: FormatType
     json_schema: NamedSchema | None = None
 
     @property
     def schema_of_json(self) -> Object | None:
         """The schema that the answer keeps to; None for a text."""
-        match self.type:
-            case "text":
-                return None
-            case "json_object":
-                return {"type": "object"}
-            case "json_schema":
-                return (self.json_schema and self.json_schema.schema_) or {}
+        return _schema_of(self.type, self.json_schema)
 
 
 class TextFormat(NamedSchema):
     """As responses have it: the schema stands beside the type."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: FormatType
 
     @property
     def schema_of_json(self) -> Object | None:
         """The schema that the answer keeps to; None for a text."""
-        match self.type:
-            case "text":
-                return None
-            case "json_object":
-                return {"type": "object"}
-            case "json_schema":
-                return self.schema_ or {}
+        return _schema_of(self.type, self)
+
+
+def _schema_of(kind: FormatType, named: NamedSchema | None) -> Object | None:
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return {"type": "object"}
+        case "json_schema":
+            return (named and named.schema_) or {}

@@ -11,6 +11,8 @@ from pathlib import Path
 from service.stack.part import StackError
 
 LOCK_TRIES_S = 1.0
+KEPT = ("postgres", "seaweedfs")
+"""Folders of the stores whose contents outlive a stack."""
 
 
 class HomeTaken(StackError):
@@ -61,7 +63,7 @@ class Home:
     @property
     def has_data(self) -> bool:
         """Whether stores of it hold anything."""
-        return any((self.root / name).exists() for name in ("postgres", "seaweedfs"))
+        return any((self.root / name).exists() for name in KEPT)
 
     @property
     def lock(self) -> Path:

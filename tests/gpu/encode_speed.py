@@ -8,7 +8,6 @@ last line as JSON. Needs the repository's root on PYTHONPATH.
 
 import argparse
 import dataclasses
-import json
 import random
 import statistics
 import tempfile
@@ -26,6 +25,7 @@ from engine.config import EngineConfig, Kind
 from engine.engine import Engine
 from engine.request import Embedding, EncodeRequest
 from tests.gpu.models import BERT_LARGE, MINILM, TINY, Made, save
+from tests.gpu.telling import tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,29 +253,15 @@ def measure(device: str, trial: Trial, folder: Path) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--shape", choices=list(TRIALS), default="bert-large")
-    parser.add_argument("--graphs", action="store_true", help="capture and replay packs")
-    chosen = parser.parse_args(arguments)
-    if chosen.device == "cuda" and not torch.cuda.is_available():
-        parser.error(f"no CUDA device is visible to torch {torch.__version__}")
-    trial = dataclasses.replace(TRIALS[chosen.shape], graphs=chosen.graphs)
-    report = {
-        "chip": torch.cuda.get_device_name() if chosen.device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "shape": chosen.shape,
-        "dtype": trial.dtype,
-        "graphs": trial.graphs,
-    }
+def _measured(trial: Trial, chosen: argparse.Namespace) -> dict[str, Any]:
+    graphed = dataclasses.replace(trial, graphs=chosen.graphs)
     with tempfile.TemporaryDirectory() as folder:
         made = save(trial.made, Path(folder), chosen.device, dtype=trial.dtype)
-        report |= measure(chosen.device, trial, made)
-    for name, value in report.items():
-        print(f"  {name:24}{value}")
-    print(json.dumps(report))
+        return measure(chosen.device, graphed, made)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    tell(arguments, TRIALS, _measured, __doc__.splitlines()[0])
 
 
 if __name__ == "__main__":

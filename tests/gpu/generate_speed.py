@@ -7,7 +7,6 @@ it measured, the last line as JSON. Needs the repository's root on PYTHONPATH.
 """
 
 import argparse
-import json
 import random
 import tempfile
 import time
@@ -23,6 +22,7 @@ from engine.engine import Engine
 from engine.request import Failure, GenerateRequest, Sampling
 from tests.gpu.encode_speed import copy_rate, seconds_of, settle
 from tests.gpu.models import LLAMA_1B, TINY_DECODERS, Made, save
+from tests.gpu.telling import tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,44 +200,17 @@ def measure(device: str, trial: Trial, folder: Path, *, graphs: bool) -> dict[st
     return report
 
 
-def rounded(value: Any) -> Any:
-    """Numbers to four figures, wherever they stand."""
-    if isinstance(value, dict):
-        return {name: rounded(part) for name, part in value.items()}
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+def _measured(trial: Trial, chosen: argparse.Namespace) -> dict[str, Any]:
+    auto = transformers.AutoModelForCausalLM
+    with tempfile.TemporaryDirectory() as folder:
+        made = save(
+            trial.made, Path(folder), chosen.device, dtype=trial.dtype, auto=auto, endless=True
+        )
+        return measure(chosen.device, trial, made, graphs=chosen.graphs)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--shape", choices=list(TRIALS), default="llama-1b")
-    parser.add_argument("--graphs", action="store_true", help="capture and replay next tokens")
-    chosen = parser.parse_args(arguments)
-    if chosen.device == "cuda" and not torch.cuda.is_available():
-        parser.error(f"no CUDA device is visible to torch {torch.__version__}")
-    trial = TRIALS[chosen.shape]
-    report = {
-        "chip": torch.cuda.get_device_name() if chosen.device == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "shape": chosen.shape,
-        "dtype": trial.dtype,
-        "graphs": chosen.graphs,
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        made = save(
-            trial.made,
-            Path(folder),
-            chosen.device,
-            dtype=trial.dtype,
-            auto=transformers.AutoModelForCausalLM,
-            endless=True,
-        )
-        report |= measure(chosen.device, trial, made, graphs=chosen.graphs)
-    report = rounded(report)
-    for name, value in report.items():
-        print(f"  {name:24}{value}")
-    print(json.dumps(report))
+    tell(arguments, TRIALS, _measured, __doc__.splitlines()[0])
 
 
 if __name__ == "__main__":

@@ -6,17 +6,8 @@ import pytest
 from engine.request import Embedding, FinishReason, Generation, Work
 from engine.surface import Counters
 from service.db.lines import Effort
+from tests.clocks import Hand
 from worker.figures import RECENT, Recent, Seats, Standstill, effort_of, percentile
-
-
-class Hand:
-    """A clock that goes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

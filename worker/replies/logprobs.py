@@ -3,7 +3,9 @@
 Of the tokens whose text is in the answer: neither the one that ended it nor what a stop string cut.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from engine.request import Generation, TokenLogprob
@@ -47,13 +49,13 @@ def _written(
     answer: Generation, logprobs: Sequence[TokenLogprob], tokenizer: TokenizerLike
 ) -> list[tuple[TokenLogprob, int]]:
     """Each token that is in the text, and at which character it begins."""
-    text = answer.text.encode()
-    place = 0
+    ends = list(accumulate(len(character.encode()) for character in answer.text))
+    place = 0  # counts bytes, since a token may be a part of a character
     found = []
     for told in logprobs:
-        if place >= len(text):
+        if not ends or place >= ends[-1]:
             break
-        found.append((told, len(text[:place].decode(errors="ignore"))))
+        found.append((told, bisect_right(ends, place)))
         # What is left out of a text, as a special token is, takes no place in it.
         if tokenizer.decode([told.token]):
             place += len(tokenizer.token_bytes(told.token))

@@ -3,16 +3,7 @@
 import pytest
 
 from engine.generate.accounts import Accounts
-
-
-class Hand:
-    """A clock that goes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clocks import Hand
 
 
 @pytest.fixture
