@@ -110,10 +110,11 @@ class Schedule:
         """Tokens of the memory that are in use."""
         return self._slots.held
 
-    @property
-    def oldest(self) -> Sequence:
-        """The running sequence that goes first."""
-        return self._running[0]
+    def reader(self, strand: Stem | Sequence) -> Sequence:
+        """The running sequence that a strand was planned for: of a stem the oldest that reads it."""
+        if isinstance(strand, Sequence):
+            return strand
+        return next(sequence for sequence in self._running if strand in sequence.stems())
 
     def add(self, group: Iterable[Asked]) -> None:
         """Take requests in; those of an earlier call are begun first."""
