@@ -111,7 +111,7 @@ class Schedule:
         return self._slots.held
 
     def reader(self, strand: Stem | Sequence) -> Sequence:
-        """The running sequence that a strand was planned for: of a stem the oldest that reads it."""
+        """The running sequence that a strand was planned for; of a stem, its oldest reader."""
         if isinstance(strand, Sequence):
             return strand
         return next(sequence for sequence in self._running if strand in sequence.stems())
