@@ -121,7 +121,7 @@ class Schedule:
         arrived = []
         for asked in group:
             # The last token is never shared: its scores are wanted, not only its keys.
-            node = self._tree.add(asked.prompt[:-1])
+            node = self._tree.add(asked.prompt, len(asked.prompt) - 1)
             sequence = Sequence(asked.id, asked.prompt, asked.max_tokens, node)
             self._sequences[asked.id] = sequence
             arrived.append(sequence)
