@@ -221,7 +221,7 @@ def _called(*names: str, goes_on: bool) -> list[dict[str, Any]]:
         {"role": "tool", "tool_call_id": key, "name": name, "content": "1"}
         for name, key in zip(names, _IDS, strict=False)
     ]
-    turns = [_USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    turns: list[dict[str, Any]] = [_USER, {"role": "assistant", "content": "", "tool_calls": calls}]
     return [*turns, *answers, _USER] if goes_on else turns
 
 
