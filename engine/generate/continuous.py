@@ -149,7 +149,8 @@ class ContinuousLoop:
             job = self._job(sequence)
             job.guesses = job.guesses or Guesses(sequence.prompt)
             most = self._guess_rows // len(sequences)
-            guessed[sequence] = job.guesses.next(sequence.made, most)
+            told = job.answer.forced() or job.guesses.next(sequence.made, most)
+            guessed[sequence] = told[:most]
         return guessed
 
     def _try(self, step: Step) -> tuple[list[Sequence], Tensor] | None:

@@ -1,6 +1,7 @@
 """Does continuous batching write what transformers writes, however sequences meet?"""
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -251,7 +252,7 @@ class Oracle:
     def next(self, made: list[int], most: int) -> tuple[int, ...]:
         rest = self.answers[self.prompt][len(made) :]
         size = min(most, len(made) % 4 + 1)
-        wrong = (rest[0] + 1,) if len(made) % 3 == 0 else ()
+        wrong = (3 + (rest[0] + 1) % 200,) if len(made) % 3 == 0 else ()
         return (*rest[: len(made) % 5], *wrong, *rest)[:size]
 
     def learn(self, guessed: int, right: int, made: int) -> None:
@@ -347,6 +348,29 @@ def test_an_answer_that_copies_its_prompt_takes_fewer_steps(smollm: Path) -> Non
     assert answer.token_ids == expected.token_ids  # type: ignore[union-attr]  # as above
     assert guessed.guessed_right > 20
     assert guessed.steps == plain.counters.steps - guessed.guessed_right
+
+
+def test_the_fixed_text_of_a_form_is_guessed_and_no_answer_changes(smollm: Path) -> None:
+    tokenizer = Tokenizer.from_dir(smollm)
+    names = {name: {"type": "integer"} for name in ("number_of_lines", "number_of_words")}
+    form = {"type": "object", "properties": names, "required": list(names)}
+    asks = Sampling(
+        max_tokens=60,
+        temperature=0.0,
+        grammar=Grammar(
+            GrammarKind.JSON_SCHEMA, json.dumps(form | {"additionalProperties": False})
+        ),
+    )
+    prompt = tuple(tokenizer.encode_rendered("A page with 40 lines and 300 words, as JSON: "))
+    found = []
+    for guess_rows in (0, 16):
+        engine = Engine(EngineConfig(model=smollm, kind=Kind.GENERATE, guess_rows=guess_rows))
+        [(_, answer)] = engine.run([GenerateRequest("a", prompt, asks)])
+        assert isinstance(answer, Generation)
+        found.append((answer.token_ids, answer.text, engine.counters.steps))
+    assert found[0][:2] == found[1][:2]
+    assert set(json.loads(found[1][1])) == set(names)
+    assert found[1][2] <= found[0][2] - 6  # "number_of_lines" alone is six tokens
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 3, 7])
