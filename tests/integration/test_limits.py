@@ -186,6 +186,18 @@ def test_a_connection_that_was_cut_while_it_rested_is_made_anew(
         assert _backend(session) != before
 
 
+def test_a_connection_that_was_cut_a_moment_ago_is_made_anew(
+    resting: Database, database: Database
+) -> None:
+    """Its server's last words lie there to be read: no request has to fail to find it out."""
+    with resting.reading() as session:
+        before = _backend(session)
+    with database.transaction() as session:
+        session.execute(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": before})
+    with resting.reading() as session:
+        assert _backend(session) != before
+
+
 def test_a_read_sees_what_was_committed_before_it(resting: Database, database: Database) -> None:
     """A transaction would show both statements one state only where it were asked to: this must
     not keep a snapshot, nor a lock, nor a connection."""
