@@ -135,5 +135,7 @@ def _written(grammar: Grammar) -> str:
 
 
 def _fault(message: str) -> GrammarError:
-    # What follows the first line is the state of the parser.
-    return GrammarError(next(iter(message.strip().splitlines()), "its text cannot be computed."))
+    # What follows the first line shows places and the state of the parser, but for a reason.
+    first, *others = message.strip().splitlines() or ["its text cannot be computed."]
+    reasons = [other.removeprefix("error: ") for other in others if other.startswith("error: ")]
+    return GrammarError(" ".join([first, *reasons]))

@@ -19,6 +19,7 @@ from service.db.base import Base
 from service.settings import Settings
 from service.stack.parts import EmbeddedUrls
 from tests.pipeline import MODELS, Pipeline
+from worker import retry
 from worker.resources import Resources, worker_name
 from worker.settings import WorkerSettings
 
@@ -69,6 +70,8 @@ def resources(_stages: Resources) -> Iterator[Resources]:
 
 
 @pytest.fixture
-def pipeline(resources: Resources) -> Pipeline:
-    """A project with a pipeline of its own."""
+def pipeline(resources: Resources, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """A project with a pipeline of its own. No line's retry is due before a test skips the wait."""
+    monkeypatch.setattr(retry, "FIRST_DELAY_S", retry.LONGEST_DELAY_S)
+    monkeypatch.setattr(retry, "luck", lambda: 0.999)
     return Pipeline.with_project(resources)

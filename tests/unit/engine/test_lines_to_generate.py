@@ -237,15 +237,17 @@ def test_a_form_of_every_kind_is_kept(real: Real) -> None:
 
 
 def test_a_grammar_that_does_not_compile_is_told_by_the_clients_name(real: Real) -> None:
-    for given, param in [
-        ({"regex": "("}, "regex"),
-        ({"grammar": "begin: A"}, "grammar"),
-        (schema({"type": "strinx"}), "response_format"),
+    for given, param, why in [
+        ({"regex": "("}, "regex", "unclosed group"),
+        ({"regex": "(?=a)b"}, "regex", "look-around"),
+        ({"grammar": "begin: A"}, "grammar", "start"),
+        (schema({"type": "strinx"}), "response_format", "strinx"),
     ]:
         prompt = read(real.tokenizer, CHAT, messages=USER, **given)
         [(_, failure)] = real.engine.run(prompts.requests(prompt, key="line"))
         assert isinstance(failure, Failure)
         assert prompts.param_of(prompt, failure.param, position=0) == param
+        assert why in failure.message
 
 
 def test_log_probabilities_are_told_of_the_tokens_of_the_text(real: Real) -> None:
