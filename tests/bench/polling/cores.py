@@ -23,9 +23,16 @@ class Reading:
     waited: float
 
 
+OTHERS = "others and kernel"
+
+
 def read(owners: Mapping[str, int]) -> dict[str, Reading]:
-    """By name, of each process and of all that it has started."""
-    return {name: _read(pid) for name, pid in owners.items()}
+    """By name, of each process and of all that it has started; and of whatever else there is."""
+    found = {name: _read(pid) for name, pid in owners.items()}
+    times = psutil.cpu_times()
+    busy = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+    found[OTHERS] = Reading(busy - sum(each.had for each in found.values()), 0)
+    return found
 
 
 def shares(
