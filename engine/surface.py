@@ -63,7 +63,8 @@ class Status:
     batches in rectangles, "stub" where nothing is. `same_bytes` says whether a probe at load found
     that neighbours change no bit of a result. `token_budget` bounds a step now; `memory_bytes` is
     what the device holds for it at most so far, where the device can tell. `kv_held` of at most
-    `kv_tokens` tokens of the KV memory are in use now, where there is one.
+    `kv_tokens` tokens of the KV memory are in use now, where there is one; then `seats` sequences
+    run at once at most, and leave one by one.
     """
 
     path: str
@@ -72,6 +73,7 @@ class Status:
     memory_bytes: int | None = None
     kv_held: int | None = None
     kv_tokens: int | None = None
+    seats: int | None = None
 
 
 class EngineLike(Protocol):

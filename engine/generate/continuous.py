@@ -192,12 +192,13 @@ class ContinuousLoop:
         self._budget = self._budget.after_out_of_memory(step.tokens)
         if step.tokens > 1:
             return []
-        # A stem's token is computed for a sequence that runs; the oldest is the one to blame.
-        sequence = self._schedule.oldest
+        [piece] = step.pieces
+        sequence = self._schedule.reader(piece.strand)
         if self._failing is not sequence:
             self._failing = sequence
             return []
         self._failing = None
+        self._budget = self._budget.after_blame()
         self._schedule.remove([sequence.id])
         return self._fail(sequence, _too_large)
 

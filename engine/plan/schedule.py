@@ -110,17 +110,18 @@ class Schedule:
         """Tokens of the memory that are in use."""
         return self._slots.held
 
-    @property
-    def oldest(self) -> Sequence:
-        """The running sequence that goes first."""
-        return self._running[0]
+    def reader(self, strand: Stem | Sequence) -> Sequence:
+        """The running sequence that a strand was planned for; of a stem, its oldest reader."""
+        if isinstance(strand, Sequence):
+            return strand
+        return next(sequence for sequence in self._running if strand in sequence.stems())
 
     def add(self, group: Iterable[Asked]) -> None:
         """Take requests in; those of an earlier call are begun first."""
         arrived = []
         for asked in group:
             # The last token is never shared: its scores are wanted, not only its keys.
-            node = self._tree.add(asked.prompt[:-1])
+            node = self._tree.add(asked.prompt, len(asked.prompt) - 1)
             sequence = Sequence(asked.id, asked.prompt, asked.max_tokens, node)
             self._sequences[asked.id] = sequence
             arrived.append(sequence)

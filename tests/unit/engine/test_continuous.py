@@ -340,6 +340,58 @@ def test_what_is_too_large_for_memory_even_alone_fails_alone(any_decoder: MakeDe
     assert calls < 1500
 
 
+def test_a_line_that_does_not_fit_leaves_the_steps_of_others_as_large_as_ever(
+    any_decoder: MakeDecoder,
+) -> None:
+    sizes: list[int] = []
+
+    def fails(ids: torch.Tensor, positions: torch.Tensor) -> bool:
+        sizes.append(len(ids))
+        return bool(positions.max() >= 45)
+
+    loop = loop_of(any_decoder("llama"), lambda model: Moody(model, fails), prefill_tokens=60)
+    assert isinstance(drain(loop, [GenerateRequest(0, (5,) * 50, greedy())])[0], Failure)
+    assert sizes[-2:] == [1, 1]
+    small = [GenerateRequest(n, (5, n, *range(3, 13)), greedy(2)) for n in range(100, 180)]
+    found = drain(loop, [dataclasses.replace(each, id=n) for n, each in enumerate(small)])
+    assert all(isinstance(result, Generation) for result in found.values())
+    assert max(sizes[2:]) == 60
+
+
+def test_who_computes_the_token_that_does_not_fit_is_to_blame(any_decoder: MakeDecoder) -> None:
+    """With a budget of one token the oldest may be in the middle of its prompt and wait."""
+    prompt = prompts()[-2]
+
+    def fails(ids: torch.Tensor, positions: torch.Tensor) -> bool:
+        return len(ids) > 1 or bool((ids == 7).any())
+
+    loop = loop_of(any_decoder("llama"), lambda model: Moody(model, fails), prefill_tokens=4)
+    sick = GenerateRequest(1, (5, 6, 7), greedy())
+    results = drain(loop, [GenerateRequest(0, prompt, greedy()), sick])
+    assert isinstance(results[1], Failure)
+    assert results[1].message == (
+        f"A request of {3 + NEW} tokens (max_tokens included) does not fit into memory."
+    )
+    assert tokens_of({0: results[0]}) == [reference(any_decoder("llama"))[-2]]
+
+
+def test_steps_grow_again_after_a_shortage_that_has_passed(any_decoder: MakeDecoder) -> None:
+    sizes: list[int] = []
+    limit = 40
+
+    def fails(ids: torch.Tensor, positions: torch.Tensor) -> bool:
+        sizes.append(len(ids))
+        return len(sizes) < 7  # 40, 20, 10, 5, 2 and 1 token; the second try alone goes well
+
+    loop = loop_of(any_decoder("llama"), lambda model: Moody(model, fails), prefill_tokens=limit)
+    generator = torch.Generator().manual_seed(5)
+    many = torch.randint(3, 259, (900, 30), generator=generator).tolist()
+    requests = [GenerateRequest(n, tuple(prompt), greedy(1)) for n, prompt in enumerate(many)]
+    assert all(isinstance(result, Generation) for result in drain(loop, requests).values())
+    assert sizes[:8] == [40, 20, 10, 5, 2, 1, 1, 1]
+    assert sizes[-2] == limit
+
+
 def test_another_error_of_the_model_is_not_taken_for_a_shortage(any_decoder: MakeDecoder) -> None:
     def fails(ids: torch.Tensor, positions: torch.Tensor) -> bool:
         msg = "a bug"
