@@ -22,7 +22,8 @@ class Counters:
     run again in float32. `prefill_tokens` are those of prompts and of answers computed again,
     `decode_tokens` went through the model one by one for their answer's next; `cached_tokens` of
     prompts were read from what others had computed; `preempted` counts answers that had to wait in
-    the middle for memory.
+    the middle for memory. Of the decode tokens `guessed_tokens` were guesses, and `guessed_right`
+    of these came true.
 
     `running` sums over the steps how many sequences ran, `seats` how many could have: as many as
     did where the token budget or the memory was full, else `max_sequences`.
@@ -42,6 +43,8 @@ class Counters:
     decode_tokens: int = 0
     cached_tokens: int = 0
     preempted: int = 0
+    guessed_tokens: int = 0
+    guessed_right: int = 0
     running: int = 0
     seats: int = 0
 

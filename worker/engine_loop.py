@@ -167,6 +167,8 @@ class EngineLoop:
             decode_tokens=counters.decode_tokens,
             cached_tokens=counters.cached_tokens,
             preempted=counters.preempted,
+            guessed_tokens=counters.guessed_tokens,
+            guessed_right=counters.guessed_right,
             running=self._seats.running,
             seats=self._seats.possible,
             kv_held=status.kv_held,

@@ -1,12 +1,10 @@
 """How does a planned step become scores? One forward over its tokens, end to end."""
 
-from typing import Any
-
 from torch import Tensor
 
 from engine.generate.attention import carry
 from engine.generate.kv import KV
-from engine.generate.layout import lay_out
+from engine.generate.layout import lay_out, scored
 from engine.model.load import Decoder
 from engine.plan.schedule import Step
 from engine.plan.sequence import Sequence
@@ -16,8 +14,7 @@ class PackedForward:
     """A decoder that attends over a KV memory of ours."""
 
     def __init__(self, decoder: Decoder, kv: KV) -> None:
-        self._model = decoder.model
-        self._accepts = decoder.accepts
+        self._decoder = decoder
         self._kv = kv
         self._carrier = carry(decoder.model)
         self._carrier.kv = kv
@@ -33,17 +30,7 @@ class PackedForward:
                 self._kv.wipe(slot)
 
     def __call__(self, step: Step) -> tuple[list[Sequence], Tensor]:
-        """Compute all of a step: whose next token is wanted, and float32 scores [those, vocab]."""
+        """Compute all of a step: whose scores are wanted, and those, float32 [wanted, vocab]."""
         layout = self._carrier.layout = lay_out(step)
-        options: dict[str, Any] = {"use_cache": False}
-        if "logits_to_keep" in self._accepts:
-            options["logits_to_keep"] = layout.sampled
-        logits: Tensor = self._model(
-            input_ids=layout.ids[None],
-            position_ids=layout.positions[None],
-            **options,
-        ).logits[0]
-        if "logits_to_keep" not in self._accepts:
-            logits = logits[layout.sampled]
-        sampling = [piece.strand for piece in layout.pieces if piece.samples]
-        return [strand for strand in sampling if isinstance(strand, Sequence)], logits.float()
+        scores = self._decoder.packed_logits(layout.ids, layout.positions, layout.sampled)
+        return scored(layout.pieces), scores.float()
