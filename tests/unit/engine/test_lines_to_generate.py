@@ -299,6 +299,39 @@ def test_an_echo_is_the_prompt_before_each_answer(real: Real) -> None:
         assert body["usage"] == plain["usage"]
 
 
+def test_an_echoed_prompt_tells_its_log_probabilities(real: Real) -> None:
+    text = "The capital of France is Paris, and the capital of Japan is Tokyo."
+    ids = tuple(real.tokenizer.encode_prompt(text))
+    other = "The capital of France is Lima."
+    given = {"echo": True, "logprobs": 2, "n": 2, "max_tokens": 3, "temperature": 0}
+    body = real.raw(COMPLETIONS, prompt=[text, other], **given)
+    assert body["choices"][0] == {
+        **body["choices"][1],
+        "index": 0,
+    }  # both choices have the prompt's
+    told = body["choices"][0]["logprobs"]
+    model = AutoModelForCausalLM.from_pretrained(real.folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = torch.log_softmax(model(torch.tensor([ids])).logits[0], dim=-1)
+    assert told["token_logprobs"][0] is None
+    assert told["top_logprobs"][0] is None
+    found = told["token_logprobs"][1 : len(ids)]
+    wanted = [float(expected[n, token]) for n, token in enumerate(ids[1:])]
+    assert found == pytest.approx(wanted, abs=1e-3)
+    for place, top in enumerate(told["top_logprobs"][1 : len(ids)]):
+        assert sorted(top.values()) == pytest.approx(
+            sorted(expected[place].topk(2).values.tolist()), abs=1e-3
+        )
+    whole = body["choices"][0]["text"]
+    assert whole.startswith(text)
+    assert len(told["tokens"]) == len(ids) + 3
+    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+        assert whole[offset:].startswith(token)
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    by_ids = real.raw(COMPLETIONS, prompt=[list(ids)], **given)
+    assert by_ids["choices"][0]["logprobs"]["tokens"] == told["tokens"]
+
+
 WEATHER = {
     "type": "function",
     "function": {
