@@ -83,8 +83,10 @@ def _chat_completion(
 
 def _chat_choice(prompt: Generate, answer: Generation) -> dict[str, Any]:
     text, calls = answer.text, list[Call]()
-    if prompt.form is not None and prompt.form.param == "tools" and prompt.tokenizer.calls:
-        text, calls = prompt.tokenizer.calls.read(answer.text)
+    form = prompt.tokenizer.calls
+    offered = prompt.form is not None and prompt.form.param == "tools"
+    if form and offered and (form.token is None or form.token in answer.token_ids):
+        text, calls = form.read(answer.text)
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if calls:
         message["content"] = text.strip() or None
@@ -99,7 +101,8 @@ def _chat_choice(prompt: Generate, answer: Generation) -> dict[str, Any]:
 
 def _tool_call(call: Call) -> dict[str, Any]:
     return {
-        "id": f"call_{new_id().hex}",
+        # Some templates take no id again but one of the model's own kind.
+        "id": call.id or f"call_{new_id().hex}",
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }
