@@ -1,24 +1,32 @@
 """How does a planned step become scores? One forward over its tokens, end to end."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from engine.generate.attention import carry
 from engine.generate.kv import KV
-from engine.generate.layout import lay_out
+from engine.generate.layout import Layout, lay_out
+from engine.generate.pages import PageLayout
 from engine.model.load import Decoder
 from engine.plan.schedule import Step
 from engine.plan.sequence import Sequence
 
 
 class PackedForward:
-    """A decoder that attends over a KV memory of ours."""
+    """A decoder that attends over a KV memory of ours, by the attention that reads `layout`."""
 
-    def __init__(self, decoder: Decoder, kv: KV) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KV,
+        layout: Callable[[Step], Layout | PageLayout] = lay_out,
+    ) -> None:
         self._model = decoder.model
         self._accepts = decoder.accepts
         self._kv = kv
+        self._lay_out = layout
         self._carrier = carry(decoder.model)
         self._carrier.kv = kv
 
@@ -34,7 +42,7 @@ class PackedForward:
 
     def __call__(self, step: Step) -> tuple[list[Sequence], Tensor]:
         """Compute all of a step: whose next token is wanted, and float32 scores [those, vocab]."""
-        layout = self._carrier.layout = lay_out(step)
+        layout = self._carrier.layout = self._lay_out(step)
         options: dict[str, Any] = {"use_cache": False}
         if "logits_to_keep" in self._accepts:
             options["logits_to_keep"] = layout.sampled
@@ -46,4 +54,5 @@ class PackedForward:
         if "logits_to_keep" not in self._accepts:
             logits = logits[layout.sampled]
         sampling = [piece.strand for piece in layout.pieces if piece.samples]
-        return [strand for strand in sampling if isinstance(strand, Sequence)], logits.float()
+        sequences = [strand for strand in sampling if isinstance(strand, Sequence)]
+        return sequences, logits[: len(sequences)].float()
