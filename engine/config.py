@@ -43,6 +43,9 @@ class EngineConfig:
     sequences come and go one by one, a step takes as many tokens as `prefill_tokens` says, and at
     most `max_sequences` run at once.
 
+    `guess_rows` is up to how many tokens a step is filled with guesses at what answers go on with:
+    where it has so few, one more costs a CPU little. 0: no guesses, as on a CUDA device.
+
     `memory_bytes` is the most that a batch of texts may take beside the weights; None means what is
     free on a CUDA device, and no limit on a CPU. There it also bounds keys and values, which take
     what is free whatever `cache_tokens` says. `cuda_graphs` captures packs of a CUDA device by
@@ -58,6 +61,7 @@ class EngineConfig:
     token_budget: int = 4096
     max_rows: int = 64
     max_sequences: int = 128
+    guess_rows: int = 16
     prefill_tokens: int = 1024
     cache_tokens: int = 32768
     threads: int | None = None

@@ -96,6 +96,7 @@ class Engine:
             memory_bytes=most_held(self._device),
             kv_held=loop.kv_held if isinstance(loop, ContinuousLoop) else None,
             kv_tokens=loop.kv_tokens if isinstance(loop, ContinuousLoop) else None,
+            seats=self._config.max_sequences if isinstance(loop, ContinuousLoop) else None,
         )
 
     @property

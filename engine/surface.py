@@ -22,7 +22,8 @@ class Counters:
     run again in float32. `prefill_tokens` are those of prompts and of answers computed again,
     `decode_tokens` went through the model one by one for their answer's next; `cached_tokens` of
     prompts were read from what others had computed; `preempted` counts answers that had to wait in
-    the middle for memory.
+    the middle for memory. Of the decode tokens `guessed_tokens` were guesses, and `guessed_right`
+    of these came true.
 
     `running` sums over the steps how many sequences ran, `seats` how many could have: as many as
     did where the token budget or the memory was full, else `max_sequences`.
@@ -42,6 +43,8 @@ class Counters:
     decode_tokens: int = 0
     cached_tokens: int = 0
     preempted: int = 0
+    guessed_tokens: int = 0
+    guessed_right: int = 0
     running: int = 0
     seats: int = 0
 
@@ -63,7 +66,8 @@ class Status:
     batches in rectangles, "stub" where nothing is. `same_bytes` says whether a probe at load found
     that neighbours change no bit of a result. `token_budget` bounds a step now; `memory_bytes` is
     what the device holds for it at most so far, where the device can tell. `kv_held` of at most
-    `kv_tokens` tokens of the KV memory are in use now, where there is one.
+    `kv_tokens` tokens of the KV memory are in use now, where there is one; then `seats` sequences
+    run at once at most, and leave one by one.
     """
 
     path: str
@@ -72,6 +76,7 @@ class Status:
     memory_bytes: int | None = None
     kv_held: int | None = None
     kv_tokens: int | None = None
+    seats: int | None = None
 
 
 class EngineLike(Protocol):

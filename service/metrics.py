@@ -37,6 +37,8 @@ COUNTERS: Sequence[tuple[str, str, Callable[[Figures], float]]] = (
         lambda f: f.cached_tokens,
     ),
     ("preemptions", "Answers that had to wait in the middle for memory.", lambda f: f.preempted),
+    ("guessed_tokens", "Of the decode tokens, guesses.", lambda f: f.guessed_tokens),
+    ("guessed_right", "Guesses that came true.", lambda f: f.guessed_right),
     ("running_rows", "Sequences running, step by step, while there was more.", lambda f: f.running),
     ("possible_rows", "How many could have run in these steps.", lambda f: f.seats),
     ("steps", "Steps of the engine.", lambda f: f.steps),

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from uuid import UUID
 
 import structlog
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -24,6 +26,10 @@ OUTAGES = (StorageError, OperationalError, InterfaceError, PoolTimeout)
 """The store or the database was away: no fault of the lines, however long it lasts."""
 
 OUTAGE_WAIT = timedelta(seconds=2)
+
+MORE = 4
+"""So many times its slots are the most shards that a worker holds: a part of the store each time
+it flushes, and a thread, for each."""
 
 
 class Places:
@@ -57,7 +63,8 @@ class Places:
 
 
 class Drain:
-    """Claims and runs shards of one model. Several threads may call it; `slots` of them work."""
+    """Claims and runs shards of one model. Several threads may call it; `slots` of them work, and
+    up to `MORE` times as many as long as the engine's seats are not sure to be taken."""
 
     def __init__(
         self,
@@ -76,22 +83,44 @@ class Drain:
         self._clock = clock
         self._places = places
         # While one shard's last lines run, the next shard's are already in the engine.
-        self._slots = threading.BoundedSemaphore(resources.worker_settings.slots)
+        self._slots = resources.worker_settings.slots
+        self._at_work = threading.Lock()
+        self._working = 0  # slots
+        self._coming: dict[UUID, int] = {}  # by shard: lines that are claimed and not yet handed in
 
     def run(self) -> None:
-        """Run shards until none is runnable; return at once where all slots work already."""
-        if not self._slots.acquire(blocking=False):
-            return
-        try:
-            first = True
-            while not self._stopping() and (shard := self._claim()) is not None:
-                if first:
+        """Run shards until none is runnable or needed."""
+        while not self._stopping() and self._enter():
+            try:
+                shard = self._claim()
+                if shard is None:
+                    return
+                if self._has_room():
                     # There may be more than this: let another slot look.
                     self._resources.waker.drain(self._on.model.id)
-                    first = False
                 self._run(shard)
-        finally:
-            self._slots.release()
+            finally:
+                self._leave()
+
+    def _enter(self) -> bool:
+        """Take a slot, where there is one."""
+        with self._at_work:
+            if not self._has_room():
+                return False
+            self._working += 1
+            return True
+
+    def _leave(self) -> None:
+        with self._at_work:
+            self._working -= 1
+
+    def _has_room(self) -> bool:
+        """Whether one more shard should be run beside those that are."""
+        if self._working < self._slots:
+            return True
+        return self._working < MORE * self._slots and self._on.loop.hungry(
+            sum(tuple(self._coming.values()))
+        )
 
     def _claim(self) -> ClaimedShard | None:
         with self._resources.database.transaction() as transaction:
@@ -103,6 +132,8 @@ class Drain:
                 lease=self._resources.settings.lease,
             )
         self._on.loop.expect(more=shard is not None)
+        if shard is not None:
+            self._coming[shard.lease.id] = len(shard.lines)
         return shard
 
     def _run(self, shard: ClaimedShard) -> None:
@@ -128,16 +159,28 @@ class Drain:
                 event.info("shard done", lines=len(shard.lines), closed=closed)
                 if closed:
                     self._resources.waker.assemble()
+            finally:
+                self._coming.pop(lease.id, None)
 
     def _begin(self, lease: queue.Lease) -> None:
         with self._resources.database.transaction() as transaction:
             queue.begin(transaction, lease)
 
     def _attempt(self, shard: ClaimedShard, kept: KeptLease) -> bool:
+        lease_id = shard.lease.id
         with self._on.loop.shard():
             return ShardRun(
-                self._resources, self._on, shard, kept, stopping=self._stopping, clock=self._clock
+                self._resources,
+                self._on,
+                shard,
+                kept,
+                stopping=self._stopping,
+                clock=self._clock,
+                handed_in=partial(self._handed_in, lease_id),
             ).run()
+
+    def _handed_in(self, lease_id: UUID, lines: int) -> None:
+        self._coming[lease_id] -= lines
 
     def _give_up(self, lease: queue.Lease, error: Exception, *, alone: bool) -> None:
         """Back to the queue; a failure is counted only where the shard itself may be at fault."""

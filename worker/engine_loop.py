@@ -18,7 +18,7 @@ from engine.request import Failure, Generation, Request, Result
 from engine.surface import Counters, EngineLike
 from service.clock import Clock
 from service.db.workers import Figures
-from worker.figures import Recent, Seats, Standstill, later_tokens, percentile, tokens_of
+from worker.figures import Recent, Seats, Standstill, later_tokens, percentile, tokens_of, weight_of
 from worker.watchdog import WARM_UP, Doing
 
 log = structlog.get_logger()
@@ -80,9 +80,9 @@ class EngineLoop:
         self._seats = Seats()
         self._lines, self._firsts, self._laters = Recent(), Recent(), Recent()
         self._busy_s = 0.0
-        self._tokens = self._computed = self._useful = 0
-        # Tokens and seconds when the speed was last measured, and what it was.
-        self._measured = (0, 0.0)
+        self._tokens = self._weight = self._computed = self._useful = 0
+        # Tokens, their weight and seconds when the speed was last measured, and what it was.
+        self._measured = (0, 0, 0.0)
         self._speed: float | None = None
 
     def __enter__(self) -> Self:
@@ -98,14 +98,31 @@ class EngineLoop:
         """Names of what the model scores; empty where it has none."""
         return self._engine.labels
 
+    def hungry(self, coming: int) -> bool:
+        """Whether seats may stay empty, though `coming` lines are about to be handed in.
+
+        As many as run should wait: those of a shard do not end together.
+        """
+        seats = self._engine.status.seats
+        return seats is not None and self._pending + coming < 2 * seats
+
+    @property
+    def _pending(self) -> int:
+        """Requests handed in and not yet answered."""
+        return self._handed_in - self._taken + self._engine.pending
+
     def speed(self) -> float | None:
-        """Tokens a second while it had work, since the last call; None without enough to tell."""
-        tokens, busy_s = self._tokens - self._measured[0], self._busy_s - self._measured[1]
+        """Tokens' worth of work a second while it had any, as plans weigh it; since the last call.
+
+        None without enough to tell.
+        """
+        now = self._tokens, self._weight, self._busy_s
+        tokens, weight, busy_s = (a - b for a, b in zip(now, self._measured, strict=True))
         if busy_s < 1:
             return None
-        self._measured = self._tokens, self._busy_s
+        self._measured = now
         self._speed = tokens / busy_s
-        return self._speed
+        return weight / busy_s
 
     def shard(self) -> AbstractContextManager[None]:
         """While a shard is open, time in which the engine has nothing to do is counted as idle."""
@@ -150,11 +167,13 @@ class EngineLoop:
             decode_tokens=counters.decode_tokens,
             cached_tokens=counters.cached_tokens,
             preempted=counters.preempted,
+            guessed_tokens=counters.guessed_tokens,
+            guessed_right=counters.guessed_right,
             running=self._seats.running,
             seats=self._seats.possible,
             kv_held=status.kv_held,
             kv_tokens=status.kv_tokens,
-            queue_depth=self._handed_in - self._taken + engine.pending,
+            queue_depth=self._pending,
             open_shards=self._still.open_shards,
             busy_s=self._busy_s,
             idle_s=idle_s,
@@ -251,6 +270,7 @@ class EngineLoop:
         if later and computed:
             self._laters.add([result.work.later_tokens_s / later])
         self._tokens += tokens
+        self._weight += weight_of(result)
         self._computed += computed
         self._useful += min(tokens, computed)
 

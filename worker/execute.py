@@ -103,6 +103,7 @@ class ShardRun:
         *,
         stopping: Callable[[], bool],
         clock: Clock,
+        handed_in: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._resources = resources
         self._on = on
@@ -110,6 +111,7 @@ class ShardRun:
         self._kept = kept
         self._stopping = stopping
         self._clock = clock
+        self._handed_in = handed_in
         self._rules = Rules.of(resources.settings)
         self._inbox = Inbox()
         self._running: dict[int, _Running] = {}
@@ -182,6 +184,7 @@ class ShardRun:
         prepared = [each for row, raw in piece for each in self._prepare(row, raw)]
         if prepared:
             self._on.loop.submit(prepared, self._inbox)
+        self._handed_in(len(piece))
 
     def _to_be_cut(self, rows: Sequence[PendingLine], file: File) -> bool:
         """Whether one of several lines may be what went wrong, and is yet to be found."""

@@ -12,6 +12,9 @@ from engine.surface import Counters
 from service.clock import Clock
 from service.db.lines import Effort
 
+OUTPUT_WEIGHT = 4
+"""A generated token costs about as much as so many prompt tokens, which run many at a time."""
+
 RECENT = 2_048
 """Durations that are kept, for their percentiles."""
 
@@ -143,6 +146,12 @@ def tokens_of(result: Encoded | Generation) -> int:
     """Those of an answer and of what was asked."""
     made = result.output_tokens if isinstance(result, Generation) else 0
     return result.input_tokens + made
+
+
+def weight_of(result: Encoded | Generation) -> int:
+    """Its tokens as plans weigh them."""
+    made = result.output_tokens if isinstance(result, Generation) else 0
+    return result.input_tokens + OUTPUT_WEIGHT * made
 
 
 def later_tokens(result: Encoded | Generation) -> int:

@@ -24,6 +24,7 @@ from service.db.models import Batch, File
 from service.jsonl import RawLine, split
 from worker import prompts
 from worker.fetch import fetch
+from worker.figures import OUTPUT_WEIGHT
 from worker.lease import KeptLease
 from worker.prompts import Generate, Prompt
 from worker.readings import Reading, ZeroShot
@@ -35,20 +36,18 @@ log = structlog.get_logger()
 PREFIX_TOKENS = 64
 """So many first tokens tell whether two prompts begin alike."""
 
-OUTPUT_WEIGHT = 4
-"""A generated token costs about as much as so many prompt tokens, which run many at a time."""
-
 EXPECTED_OUTPUT = 64
 """Most answers end before max_tokens; more than this is not planned for."""
 
 DEFAULT_SPEEDS: Mapping[ModelKind, float] = {
     ModelKind.EMBED: 3_000.0,
-    ModelKind.GENERATE: 400.0,
+    ModelKind.GENERATE: 1_500.0,
     ModelKind.CLASSIFY: 3_000.0,
     ModelKind.SCORE: 3_000.0,
     ModelKind.TOKEN_CLASSIFY: 3_000.0,
 }
-"""Tokens a second of a model that no worker has measured yet: two CPU cores and a small model."""
+"""Weight in tokens that is done in a second, of a model that no worker has measured yet: two CPU
+cores and a small model."""
 
 MAX_COST = 2**31 - 1
 """Of one line, as the plan keeps it."""

@@ -5,7 +5,7 @@ The one place that turns bodies into engine requests: the plan counts by it, the
 
 import hashlib
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -29,7 +29,8 @@ from worker.sampling import Form, form_of, limit_of, sampling_of
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """A chat, completions or responses line: `choices` answers to each prompt.
+    """A chat, completions or responses line: `choices` answers to each prompt, of which the
+    `told` likeliest are told.
 
     `form` is what the whole answer is to be; with `labels`, they are scored and no answer written.
     """
@@ -41,6 +42,7 @@ class Generate:
     tokenizer: TokenizerLike
     form: Form | None = None
     labels: Labels | None = None
+    told: int | None = None  # all of them
 
     @property
     def requests_each(self) -> int:
@@ -81,9 +83,12 @@ def read(
         case _:
             return readings.read(checked, model=model, tokenizer=tokenizer)
     form = form_of(checked, tokenizer)
+    told, choices = _choices(checked)
     sampling = sampling_of(checked, model, line_seed, form)
+    if told < choices and sampling.logprobs is None:
+        sampling = replace(sampling, logprobs=0)
     labels = labels_of(None if form is None else form.labels, sampling, tokenizer)
-    return Generate(checked, prompts, sampling, _choices(checked), tokenizer, form, labels)
+    return Generate(checked, prompts, sampling, choices, tokenizer, form, labels, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +122,12 @@ def _told(turn: Turn) -> dict[str, Any]:
     return {"role": role, "content": turn.text, **turn.more}
 
 
-def _choices(body: Generating) -> int:
-    return 1 if isinstance(body, ResponsesBody) else body.n or 1
+def _choices(body: Generating) -> tuple[int, int]:
+    """How many answers to each prompt are told, and how many are made."""
+    if isinstance(body, ResponsesBody):
+        return 1, 1
+    told = body.n or 1
+    return told, max(told, (body.best_of or 1) if isinstance(body, CompletionBody) else 1)
 
 
 def param_of(prompt: Prompt, named: str | None, *, position: int) -> str | None:

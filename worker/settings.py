@@ -19,7 +19,11 @@ class WorkerSettings(BaseSettings):
     token_budget: PositiveInt | None = Field(
         None, description="Most padded tokens of an engine step; unset: the engine's own."
     )
-    slots: PositiveInt = Field(2, description="Shards an engine worker holds at once, per model.")
+    slots: PositiveInt = Field(
+        2,
+        description="Shards an engine worker holds at once, per model; up to four times as many"
+        " while lines that wait would not fill a generating engine.",
+    )
     step_limit_s: PositiveFloat = Field(
         600,
         description="An engine worker ends, to be started anew, when a step of its engine or a"

@@ -167,6 +167,7 @@ class EncodeLoop:
         cost = Counters(out_of_memory=1)
         if len(batch) == 1 and batch[0].id in self._tried_alone:
             self._tried_alone.discard(batch[0].id)
+            self._budget = self._budget.after_blame()
             message = f"An input of {len(batch[0].tokens)} tokens does not fit into memory."
             return Outcome(tuple(self._fail(batch[0], FailureReason.OUT_OF_MEMORY, message)), cost)
         if len(batch) == 1:

@@ -59,6 +59,10 @@ class Answer:
             guide=self._guide,
         )
 
+    def forced(self) -> tuple[int, ...]:
+        """Tokens of the text that its grammar leaves no choice about; others may write it too."""
+        return self._guide.forced() if self._guide is not None else ()
+
     def take(self, picked: Pick | None) -> int | Generation | Failure:
         """Add a token: it, if the answer goes on with it; the finished answer, if it ends it.
 

@@ -16,13 +16,14 @@ from engine.config import EngineConfig
 from engine.generate.accounts import Accounts, Share
 from engine.generate.answer import Answer, extend
 from engine.generate.forward import PackedForward
+from engine.generate.guesses import Guesses
 from engine.generate.span_forward import SpanForward
 from engine.memory import is_out_of_memory, release
 from engine.model.load import Decoder
 from engine.outcome import Outcome
 from engine.plan.budget import Budget
 from engine.plan.prefix import Stem
-from engine.plan.schedule import Asked, Schedule, Step
+from engine.plan.schedule import Asked, Guessed, Schedule, Step
 from engine.plan.sequence import Sequence
 from engine.plan.slots import Slots
 from engine.request import (
@@ -47,6 +48,7 @@ class _Job:
     twin: _Twin
     requests: dict[Hashable, GenerateRequest]
     answer: Answer
+    guesses: Guesses | None = None  # there once one was asked for
 
 
 class ContinuousLoop:
@@ -65,8 +67,13 @@ class ContinuousLoop:
         self._budget = Budget.of(config.prefill_tokens)
         # A CUDA device's memory is the engine's own: all of it may be held.
         self.kv_tokens = config.cache_tokens if decoder.device.type == "cpu" else tokens
+        # On a CUDA device, steps with guesses could not be replayed from a graph.
+        self._guess_rows = config.guess_rows if decoder.device.type == "cpu" else 0
         self._schedule = Schedule(
-            Slots(tokens), limit=self.kv_tokens, max_rows=config.max_sequences
+            Slots(tokens),
+            limit=self.kv_tokens,
+            max_rows=config.max_sequences,
+            guess_rows=self._guess_rows,
         )
         self._max_rows = config.max_sequences
         self._accounts = Accounts(clock)
@@ -116,7 +123,7 @@ class ContinuousLoop:
     def step(self) -> Outcome:
         """Compute a piece of prompts, and the next token of every answer that waits for one."""
         began = self._accounts.clock()
-        step = self._schedule.plan(self._budget.current)
+        step = self._schedule.plan(self._budget.current, self._guesses())
         results: list[Result] = []
         for sequence in step.too_large:
             results += self._fail(sequence, _too_large)
@@ -129,8 +136,22 @@ class ContinuousLoop:
         self._budget = self._budget.after_success()
         self._failing = None
         cost = _cost(step, self._max_rows)
-        answered = self._extend(step, began, *found)
-        return Outcome((*results, *answered), cost + _saved(answered))
+        answered, right = self._extend(step, began, *found)
+        return Outcome(
+            (*results, *answered), cost + _saved(answered) + Counters(guessed_right=right)
+        )
+
+    def _guesses(self) -> Guessed:
+        """What may follow in answers, where the next step has rows to spare."""
+        guessed = {}
+        sequences = self._schedule.guessable()
+        for sequence in sequences:
+            job = self._job(sequence)
+            job.guesses = job.guesses or Guesses(sequence.prompt)
+            most = self._guess_rows // len(sequences)
+            told = job.answer.forced() or job.guesses.next(sequence.made, most)
+            guessed[sequence] = told[:most]
+        return guessed
 
     def _try(self, step: Step) -> tuple[list[Sequence], Tensor] | None:
         """Whose next token is wanted, and its scores; None where the memory did not suffice."""
@@ -143,29 +164,75 @@ class ContinuousLoop:
         return None
 
     def _extend(
-        self, step: Step, began: float, sequences: Collection[Sequence], scores: Tensor
-    ) -> list[Result]:
-        """Give each answer its next token; the results of those that are finished by it."""
-        answers = [self._job(sequence).answer for sequence in sequences]
-        extended = extend(answers, scores)
-        self._accounts.note(_shares(step), [sequence.id for sequence in sequences], began)
+        self, step: Step, began: float, sequences: Iterable[Sequence], scores: Tensor
+    ) -> tuple[list[Result], int]:
+        """Give each answer its next token, and one more for each guess that came true.
+
+        The results of those that are finished by it, and how many guesses came true.
+        """
+        guesses = {
+            piece.strand: piece.guesses
+            for piece in step.pieces
+            if isinstance(piece.strand, Sequence) and piece.guesses
+        }
+        found = self._next_tokens(sequences, scores, guesses)
+        self._accounts.note(_shares(step), [sequence.id for sequence in found], began)
         results: list[Result] = []
-        for sequence, found in zip(sequences, extended, strict=True):
-            match found:
-                case int():
-                    self._schedule.append(sequence, found)
-                case Generation():
-                    self._schedule.finish(sequence)
-                    results += self._answer(sequence, found)
-                case Failure():
-                    self._wipe |= found.reason is FailureReason.NON_FINITE
-                    self._schedule.finish(sequence)
-                    results += [
-                        replace(found, id=key) for key in self._forget(sequence.id).requests
-                    ]
-                case unreachable:
-                    assert_never(unreachable)
-        return results
+        right = 0
+        for sequence, extended in found.items():
+            guessed = guesses.get(sequence, ())
+            right += len(extended) - 1
+            if guessed:
+                self._learn(sequence, len(guessed), len(extended) - 1)
+            for place, each in enumerate(extended):
+                match each:
+                    case int():
+                        known = place < len(guessed) and each == guessed[place]
+                        self._schedule.append(sequence, each, guessed=known)
+                    case Generation():
+                        self._schedule.finish(sequence)
+                        results += self._answer(sequence, each)
+                    case Failure():
+                        self._wipe |= each.reason is FailureReason.NON_FINITE
+                        self._schedule.finish(sequence)
+                        results += [
+                            replace(each, id=key) for key in self._forget(sequence.id).requests
+                        ]
+                    case unreachable:
+                        assert_never(unreachable)
+        return results, right
+
+    def _next_tokens(
+        self, sequences: Iterable[Sequence], scores: Tensor, guesses: Guessed
+    ) -> dict[Sequence, list[int | Generation | Failure]]:
+        """What comes of the scores of each sequence: row after row, as long as guesses are right.
+
+        Row by row, so that an answer's penalties, grammar and draws are those of one without.
+        """
+        rows: dict[Sequence, list[int]] = {}
+        for row, sequence in enumerate(sequences):
+            rows.setdefault(sequence, []).append(row)
+        found: dict[Sequence, list[int | Generation | Failure]] = {each: [] for each in rows}
+        going, turn = list(rows), 0
+        while going:
+            answers = [self._job(sequence).answer for sequence in going]
+            own = scores
+            if len(going) < len(scores):
+                own = scores[[rows[sequence][turn] for sequence in going]]
+            for sequence, each in zip(going, extend(answers, own), strict=True):
+                found[sequence].append(each)
+            going = [
+                sequence
+                for sequence in going
+                if guesses.get(sequence, ())[turn : turn + 1] == (found[sequence][-1],)
+            ]
+            turn += 1
+        return found
+
+    def _learn(self, sequence: Sequence, guessed: int, right: int) -> None:
+        guesses = self._job(sequence).guesses
+        if guesses is not None:
+            guesses.learn(guessed, right, len(sequence.made))
 
     def _answer(self, sequence: Sequence, generation: Generation) -> list[Result]:
         """One answer for each request that asked for it; the first pays for the prompt."""
@@ -192,12 +259,13 @@ class ContinuousLoop:
         self._budget = self._budget.after_out_of_memory(step.tokens)
         if step.tokens > 1:
             return []
-        # A stem's token is computed for a sequence that runs; the oldest is the one to blame.
-        sequence = self._schedule.oldest
+        [piece] = step.pieces
+        sequence = self._schedule.reader(piece.strand)
         if self._failing is not sequence:
             self._failing = sequence
             return []
         self._failing = None
+        self._budget = self._budget.after_blame()
         self._schedule.remove([sequence.id])
         return self._fail(sequence, _too_large)
 
@@ -227,14 +295,16 @@ def _shares(step: Step) -> list[Share]:
 def _cost(step: Step, max_rows: int) -> Counters:
     """What a step computed; asked before its answers grow."""
     decoded = sum(
-        piece.count == 1 and isinstance(piece.strand, Sequence) and piece.strand.made != []
+        piece.scored
         for piece in step.pieces
+        if piece.scored == piece.count and isinstance(piece.strand, Sequence) and piece.strand.made
     )
     return Counters(
         padded_tokens=step.tokens,
         rows=len(step.pieces),
         prefill_tokens=step.tokens - decoded,
         decode_tokens=decoded,
+        guessed_tokens=sum(len(piece.guesses) for piece in step.pieces),
         preempted=step.preempted,
         running=step.running,
         seats=step.running if step.full else max_rows,

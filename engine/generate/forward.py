@@ -1,13 +1,12 @@
 """How does a planned step become scores? One forward over its tokens, end to end."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
 from engine.generate.attention import carry
 from engine.generate.kv import KV
-from engine.generate.layout import Layout, lay_out
+from engine.generate.layout import Layout, lay_out, scored
 from engine.generate.pages import PageLayout
 from engine.model.load import Decoder
 from engine.plan.schedule import Step
@@ -23,8 +22,7 @@ class PackedForward:
         kv: KV,
         layout: Callable[[Step], Layout | PageLayout] = lay_out,
     ) -> None:
-        self._model = decoder.model
-        self._accepts = decoder.accepts
+        self._decoder = decoder
         self._kv = kv
         self._lay_out = layout
         self._carrier = carry(decoder.model)
@@ -41,18 +39,8 @@ class PackedForward:
                 self._kv.wipe(slot)
 
     def __call__(self, step: Step) -> tuple[list[Sequence], Tensor]:
-        """Compute all of a step: whose next token is wanted, and float32 scores [those, vocab]."""
+        """Compute all of a step: whose scores are wanted, and those, float32 [wanted, vocab]."""
         layout = self._carrier.layout = self._lay_out(step)
-        options: dict[str, Any] = {"use_cache": False}
-        if "logits_to_keep" in self._accepts:
-            options["logits_to_keep"] = layout.sampled
-        logits: Tensor = self._model(
-            input_ids=layout.ids[None],
-            position_ids=layout.positions[None],
-            **options,
-        ).logits[0]
-        if "logits_to_keep" not in self._accepts:
-            logits = logits[layout.sampled]
-        sampling = [piece.strand for piece in layout.pieces if piece.samples]
-        sequences = [strand for strand in sampling if isinstance(strand, Sequence)]
-        return sequences, logits[: len(sequences)].float()
+        scores = self._decoder.packed_logits(layout.ids, layout.positions, layout.sampled)
+        sequences = scored(layout.pieces)
+        return sequences, scores[: len(sequences)].float()

@@ -105,7 +105,11 @@ def lay_out(step: Step) -> Layout:
         ids += tokens_of(piece)
     rows = list(pairwise(starts.tolist()))
     single = sum(_is_single(piece) for piece in pieces)
-    sampled = [end - 1 for (_, end), piece in zip(rows, pieces, strict=True) if piece.samples]
+    sampled = [
+        row
+        for (_, end), piece in zip(rows, pieces, strict=True)
+        for row in range(end - piece.scored, end)
+    ]
     return Layout(
         ids=torch.tensor(ids),
         positions=positions,
@@ -139,7 +143,17 @@ def tokens_of(piece: Piece) -> Sequence[int]:
     begin, end = piece.begin, piece.begin + piece.count
     if isinstance(piece.strand, Stem):
         return piece.strand.tokens[begin:end]
-    return piece.strand.tokens(begin, end)
+    return [*piece.strand.tokens(begin, end), *piece.guesses]
+
+
+def scored(pieces: Iterable[Piece]) -> list[Running]:
+    """Whose each row of a step's scores is; neighbours where guesses are scored too."""
+    return [
+        piece.strand
+        for piece in pieces
+        if isinstance(piece.strand, Running)
+        for _ in range(piece.scored)
+    ]
 
 
 def _groups(pieces: Sequence[Piece]) -> Iterator[Group]:

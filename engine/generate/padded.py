@@ -147,6 +147,8 @@ class GenerateLoop:
         if len(requests) == 1 and requests[0].id in self._tried_alone:
             self._tried_alone.discard(requests[0].id)
             self._accounts.drop(requests[0].id)
+            self._prompt_budget = self._prompt_budget.after_blame()
+            self._cache_budget = self._cache_budget.after_blame()
             return Outcome((_too_large(requests[0]),), shortage)
         if len(requests) == 1:
             self._tried_alone.add(requests[0].id)

@@ -104,8 +104,7 @@ def lay_out(step: Step) -> PageLayout:
         slots[2, row:end] = np.arange(piece.count) + piece.offset + piece.before
         for part in _parts(piece, row):
             parts.setdefault((part.keys, part.fours), []).append(part)
-        if piece.samples:
-            sampled.append(end - 1)
+        sampled += range(end - piece.scored, end)
         row = end
     # The head is a product too.
     sampled += [0] * (-len(sampled) % ROWS)

@@ -112,7 +112,7 @@ class Planned:
         """What it takes."""
         return Room(
             rows=sum(piece.count for piece in self.pieces),
-            sampled=sum(piece.samples for piece in self.pieces),
+            sampled=sum(piece.scored for piece in self.pieces),
             readers=len(self.pieces),
             spans=sum(map(len, self.spans)),
         )
@@ -131,7 +131,11 @@ class Planned:
         table = cells.reshape(-1, CELL)
         table[:rows] = np.repeat([_first_cell(piece) for piece in self.pieces], counts, axis=0)
         table[:rows, 2] += within
-        wanted = [end - 1 for end, piece in zip(ends, self.pieces, strict=True) if piece.samples]
+        wanted = [
+            row
+            for end, piece in zip(ends, self.pieces, strict=True)
+            for row in range(end - piece.scored, end)
+        ]
         sampled[: len(wanted)] = wanted
         table = readers.reshape(-1, READER)
         end_spans = np.cumsum([len(own) for own in self.spans])

@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from engine.generate.attention import rule_of
 from engine.generate.decode_graphs import DecodeGraphs
 from engine.generate.kv import KV
+from engine.generate.layout import scored
 from engine.generate.readers import Planned, Readers
 from engine.model.load import Decoder
 from engine.plan.schedule import Step
@@ -41,8 +42,7 @@ class SpanForward:
         # Triton is there wherever torch was built for CUDA, and need not be elsewhere.
         from engine.generate import triton_spans  # noqa: PLC0415
 
-        self._model = decoder.model
-        self._accepts = decoder.accepts
+        self._decoder = decoder
         self._device = decoder.device
         self._kv = kv
         self._graphs: DecodeGraphs | None = None
@@ -61,7 +61,7 @@ class SpanForward:
             self._kv.move(move)
 
     def __call__(self, step: Step) -> tuple[list[Sequence], Tensor]:
-        """Compute all of a step: whose next token is wanted, and float32 scores [those, vocab]."""
+        """Compute all of a step: whose scores are wanted, and those, float32 [wanted, vocab]."""
         planned = Planned(step)
         scores = None if self._graphs is None else self._graphs.replay(planned)
         if scores is None:
@@ -70,19 +70,12 @@ class SpanForward:
             scores = self.run(
                 Readers.of(numbers, room, single=planned.single, longest=planned.longest)
             )
-        sampling = [piece.strand for piece in planned.pieces if piece.samples]
-        return [strand for strand in sampling if isinstance(strand, Sequence)], scores.float()
+        return scored(planned.pieces), scores.float()
 
     def run(self, readers: Readers) -> Tensor:
         """Scores [sampled, vocab] in the model's dtype."""
         self._carrier.readers, self._carrier.calls = readers, 0
-        options: dict[str, Any] = {"use_cache": False}
-        if "logits_to_keep" in self._accepts:
-            options["logits_to_keep"] = readers.sampled
-        if "position_ids" in self._accepts:
-            options["position_ids"] = readers.positions[None]
-        scores: Tensor = self._model(input_ids=readers.ids[None], **options).logits[0]
-        return scores if "logits_to_keep" in self._accepts else scores[readers.sampled]
+        return self._decoder.packed_logits(readers.ids, readers.positions, readers.sampled)
 
 
 def register_spans() -> None:

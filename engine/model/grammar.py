@@ -107,6 +107,11 @@ class Guide:
         if not self.ended:
             self._filling = self._threads.submit(fill_next_token_bitmask, self._matcher, self._mask)
 
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that must follow, as the model's tokenizer writes their text."""
+        self._wait()
+        return tuple(self._matcher.compute_ff_tokens())
+
     @property
     def fault(self) -> GrammarError | None:
         """Why it can be followed no further, if so: what may follow was too much to compute."""

@@ -87,6 +87,19 @@ class Decoder:
         """An empty cache of keys and values, of the layer kinds that this model needs."""
         return DynamicCache(config=self.model.config)
 
+    def packed_logits(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+        """Score what follows some of the rows, texts end to end, with no cache of transformers'.
+
+        ids, positions: int64 [rows]; wanted: int64 [those]. Returns [those, vocab].
+        """
+        options: dict[str, Any] = {}
+        if "position_ids" in self.accepts:
+            options["position_ids"] = positions[None]
+        if "logits_to_keep" in self.accepts:
+            options["logits_to_keep"] = wanted
+        logits: Tensor = self.model(input_ids=ids[None], use_cache=False, **options).logits[0]
+        return logits if "logits_to_keep" in self.accepts else logits[wanted]
+
     def logits(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         """Continue by `ids` and score what follows the last of them; extends `cache` in place.
 

@@ -76,17 +76,17 @@ class PrefixTree:
         self._serials = count()
         self._root = Node(serial=next(self._serials), parent=None, tokens=(), end=0)
 
-    def add(self, tokens: tuple[int, ...]) -> Node:
-        """Count one more request with this prompt; the node where it ends."""
+    def add(self, tokens: tuple[int, ...], length: int) -> Node:
+        """Count one more request whose prompt begins with `length` tokens; where those end."""
         node = self._root
         node.users += 1
-        while node.end < len(tokens):
+        while node.end < length:
             child = node.children.get(tokens[node.end])
             if child is None:
-                child = Node(next(self._serials), parent=node, tokens=tokens, end=len(tokens))
+                child = Node(next(self._serials), parent=node, tokens=tokens, end=length)
                 node.children[tokens[node.end]] = child
             else:
-                end = node.end + _common(child, tokens, node.end)
+                end = node.end + _common(child, tokens, node.end, length)
                 if end < child.end:
                     child = self._split(node, child, end)
             child.users += 1
@@ -165,9 +165,9 @@ class PrefixTree:
         return upper
 
 
-def _common(child: Node, tokens: tuple[int, ...], begin: int) -> int:
-    """How many tokens of the child's stretch the prompt has too."""
-    own, end = child.tokens, min(child.end, len(tokens))
+def _common(child: Node, tokens: tuple[int, ...], begin: int, length: int) -> int:
+    """How many tokens of the child's stretch the prompt has too, up to its `length`."""
+    own, end = child.tokens, min(child.end, length)
     place = begin
     while place < end and own[place : place + _BLOCK] == tokens[place : place + _BLOCK]:
         place += _BLOCK

@@ -10,14 +10,22 @@ sequence of the model's context fits.
     ... the model computes it ...
     schedule.done(plan)
     schedule.append(sequence, token) or schedule.finish(sequence), for each piece that `samples`
+
+A step that is small may compute guesses at what follows as well: those that come true are appended
+as `guessed`, and the others forgotten.
 """
 
-from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from engine.plan.prefix import PrefixTree, Stem
 from engine.plan.sequence import Lengths, Line, Sequence, in_order
 from engine.plan.slots import Slot, Slots
+
+Guessed = Mapping[Sequence, tuple[int, ...]]
+"""Tokens that may follow what is known of a sequence."""
+_NONE: Guessed = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,8 @@ class Asked:
 class Piece:
     """`count` tokens of one stem or sequence, whose first `before` own tokens are computed.
 
-    `samples` says that the scores after its last token are wanted.
+    `samples` says that the scores after its last known token are wanted, and after each of the
+    `guesses` that it ends with.
     """
 
     strand: Stem | Sequence
@@ -42,6 +51,12 @@ class Piece:
     before: int
     count: int
     samples: bool
+    guesses: tuple[int, ...] = ()
+
+    @property
+    def scored(self) -> int:
+        """How many of its last tokens have scores that are wanted."""
+        return self.samples + len(self.guesses)
 
     @property
     def begin(self) -> int:
@@ -86,13 +101,14 @@ class Schedule:
     """The requests in flight, the slots they hold, and whose turn it is.
 
     At most `max_rows` sequences run; together with their stems they hold at most `limit` tokens of
-    the memory, unless one alone needs more.
+    the memory, unless one alone needs more. Guesses fill a step up to `guess_rows` tokens.
     """
 
-    def __init__(self, slots: Slots, *, limit: int, max_rows: int) -> None:
+    def __init__(self, slots: Slots, *, limit: int, max_rows: int, guess_rows: int = 0) -> None:
         self._slots = slots
         self._limit = limit
         self._max_rows = max_rows
+        self._guess_rows = guess_rows
         self._tree = PrefixTree(self._split)
         self._waiting = Line()
         self._running: list[Sequence] = []  # the oldest first
@@ -110,17 +126,24 @@ class Schedule:
         """Tokens of the memory that are in use."""
         return self._slots.held
 
-    @property
-    def oldest(self) -> Sequence:
-        """The running sequence that goes first."""
-        return self._running[0]
+    def reader(self, strand: Stem | Sequence) -> Sequence:
+        """The running sequence that a strand was planned for; of a stem, its oldest reader."""
+        if isinstance(strand, Sequence):
+            return strand
+        return next(sequence for sequence in self._running if strand in sequence.stems())
+
+    def guessable(self) -> list[Sequence]:
+        """The sequences for which the next step may have rows to spare."""
+        if len(self._running) >= self._guess_rows:
+            return []
+        return [each for each in self._running if each.made and each.missing == 1]
 
     def add(self, group: Iterable[Asked]) -> None:
         """Take requests in; those of an earlier call are begun first."""
         arrived = []
         for asked in group:
             # The last token is never shared: its scores are wanted, not only its keys.
-            node = self._tree.add(asked.prompt[:-1])
+            node = self._tree.add(asked.prompt, len(asked.prompt) - 1)
             sequence = Sequence(asked.id, asked.prompt, asked.max_tokens, node)
             self._sequences[asked.id] = sequence
             arrived.append(sequence)
@@ -135,7 +158,7 @@ class Schedule:
             self._leave(sequence)
         return held
 
-    def plan(self, budget: int) -> Step:
+    def plan(self, budget: int, guesses: Guessed = _NONE) -> Step:
         """Choose what to compute, and take the memory for it."""
         step = Step(left=budget)
         for sequence in tuple(self._running):
@@ -143,6 +166,7 @@ class Schedule:
                 self._decode(sequence, step)
         if all(self._prefill(sequence, step) for sequence in tuple(self._running)):
             self._let_in(step)
+        self._fill_up(step, guesses)
         step.running = len(self._running)
         step.full |= not step.left
         return step
@@ -150,11 +174,12 @@ class Schedule:
     def done(self, step: Step) -> None:
         """Its pieces are computed."""
         for piece in step.pieces:
-            piece.strand.computed += piece.count
+            piece.strand.computed += piece.count - len(piece.guesses)
 
-    def append(self, sequence: Sequence, token: int) -> None:
-        """The sequence goes on with this token."""
+    def append(self, sequence: Sequence, token: int, *, guessed: bool = False) -> None:
+        """The sequence goes on with this token; `guessed` if it is computed already."""
         sequence.made.append(token)
+        sequence.computed += guessed
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended, with one token more than were appended."""
@@ -210,6 +235,19 @@ class Schedule:
         else:
             offset, samples = 0, count == strand.missing
         step.pieces.append(Piece(strand, strand.slot, offset, strand.computed, count, samples))
+
+    def _fill_up(self, step: Step, guesses: Guessed) -> None:
+        """Let a small step compute guesses too, as far as slots reach."""
+        room = min(step.left, self._guess_rows - step.tokens)
+        for place, piece in enumerate(step.pieces):
+            strand = piece.strand
+            if not isinstance(strand, Sequence) or not piece.samples or strand not in guesses:
+                continue
+            fits = min(piece.slot.size - piece.before - piece.count, strand.more - 1, room)
+            guessed = guesses[strand][: max(0, fits)]
+            step.pieces[place] = replace(piece, count=piece.count + len(guessed), guesses=guessed)
+            step.left -= len(guessed)
+            room -= len(guessed)
 
     def _let_in(self, step: Step) -> None:
         """Begin waiting sequences while there is budget, a row and memory for them."""

@@ -14,7 +14,8 @@ class CompletionBody(Sequenced):
 
     prompt: Annotated[list[Text] | list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
 
-    best_of: Annotated[StrictInt, Field(ge=0, le=20), Refused(1)] | None = None
+    # So many answers are made, of which the `n` likeliest are told; 0 and 1 ask for no others.
+    best_of: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     echo: StrictBool | None = None
     # Even 0 asks for the logprob of each token.
     logprobs: Annotated[StrictInt, Field(ge=0, le=5)] | None = None

@@ -33,6 +33,8 @@ def _faults(body: ChatBody | CompletionBody | ResponsesBody) -> Iterator[Fault]:
                     "the prompt's own are not computed."
                 )
                 yield Fault(reason, "logprobs", "unsupported_parameter")
+            if 1 < (body.best_of or 1) < (body.n or 1):
+                yield _invalid("best_of", "it must not be less than 'n'")
             yield from _one_form(body, [])
         case ResponsesBody():
             if body.text is not None:

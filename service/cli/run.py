@@ -41,10 +41,14 @@ def cpu(
 @app.command()
 def engine(
     model: Annotated[list[str], typer.Option(metavar="ID", help="A model to serve; repeatable.")],
+    slots: Annotated[
+        int, typer.Option(min=1, envvar="HALFRATE_SLOTS", help="Shards at once, per model.")
+    ] = 2,
 ) -> None:
     """An engine worker: runs the lines of these models. Best one a GPU."""
     queues = ",".join(f"engine.{name}" for name in model)
-    threads = ("-Q", queues, "-P", "threads", "-c", str(4 * len(model)))
+    # A thread for each shard that may be run at once (`worker.drain.MORE`), and for wakes in vain.
+    threads = ("-Q", queues, "-P", "threads", "-c", str((4 * slots + 2) * len(model)))
     name = ("-n", f"engine-{os.getpid()}@%h")
     _become(
         *CELERY,

@@ -46,6 +46,8 @@ class Figures:
     decode_tokens: int = 0
     cached_tokens: int = 0
     preempted: int = 0
+    guessed_tokens: int = 0
+    guessed_right: int = 0
     running: int = 0
     seats: int = 0
     kv_held: int | None = None

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,16 @@ from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from engine.request import Embedding, FinishReason, Generation, Sampling
+from engine.request import Embedding, FinishReason, Generation, Sampling, TokenLogprob
 from engine.stub import StubTokenizer
 from service.batch import LineState
 from service.bodies import check
 from service.bodies.check import Rules
+from service.catalog import Model, ModelKind
 from service.faults import Fault
 from service.ids import Prefix
 from tests.typed import exactly
+from worker import prompts
 from worker.answers import (
     NEVER_RAN,
     Answered,
@@ -62,6 +65,44 @@ def completion(prompts: int = 1, choices: int = 1) -> Generate:
 def response(**given_too: Any) -> Generate:
     body = check.response({"model": "m", "input": "x", **given_too}, RULES)
     return Generate(body, ((1,),), Sampling(max_tokens=4), 1, StubTokenizer())
+
+
+def best(told: int, made: int, **given: Any) -> Generate:
+    prompt = prompts.read(
+        {"model": "m", "prompt": ["x", "y"], "n": told, "best_of": made, **given},
+        endpoint="/v1/completions",
+        model=Model(id="m", kind=ModelKind.GENERATE, source="stub:", price_input="1"),
+        tokenizer=StubTokenizer(),
+        rules=RULES,
+    )
+    assert isinstance(prompt, Generate)
+    return prompt
+
+
+@pytest.mark.parametrize("asked", [None, 1])
+def test_of_several_answers_the_likeliest_are_told_and_all_are_counted(asked: int | None) -> None:
+    prompt = best(2, 3, logprobs=asked)
+    assert prompt.sampling.logprobs == (asked or 0)
+    requests = prompts.requests(prompt, key="k")
+    assert [request.choice for request in requests] == [0, 1, 2, 0, 1, 2]  # type: ignore[union-attr]
+    # Of the second prompt the shorter answer has the higher sum, and the longer the higher mean.
+    means = [[-3.0], [-1.0], [-2.0], [-1.5], [-1.0, -1.0], [-9.0]]
+    answers = [
+        replace(
+            said(f"answer {n}", len(each)),
+            logprobs=tuple(TokenLogprob(65, logprob) for logprob in each),
+        )
+        for n, each in enumerate(means)
+    ]
+    line = orjson.loads(response_line(answer_to(prompt, answers)))
+    body = line["response"]["body"]
+    exactly(Completion, body)
+    texts = ["answer 1", "answer 2", "answer 4", "answer 3"]
+    assert [choice["text"] for choice in body["choices"]] == texts
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert all((choice["logprobs"] is None) is (asked is None) for choice in body["choices"])
+    assert body["usage"]["completion_tokens"] == 7
+    assert body["usage"]["prompt_tokens"] == 14
 
 
 def said(text: str, tokens: int = 3, reason: FinishReason = FinishReason.STOP) -> Generation:

@@ -296,7 +296,6 @@ def test_a_fault_of_an_embeddings_body_is_named(name: str, value: object, code: 
         (chat, "web_search_options", {}),
         (chat, "moderation", {"model": "m"}),
         (completion, "suffix", "x"),
-        (completion, "best_of", 2),
         (response, "background", True),
         (response, "context_management", [{"type": "compaction"}]),
         (response, "conversation", "conv_1"),
@@ -410,7 +409,6 @@ def test_a_fault_inside_the_metadata_is_named_by_its_place() -> None:
         (chat, "reasoning_effort", "none"),
         (chat, "verbosity", "medium"),
         (completion, "suffix", ""),
-        (completion, "best_of", 1),
         (response, "background", False),
         (response, "include", []),
         (response, "context_management", []),
@@ -594,6 +592,13 @@ def test_plain_text_without_reasoning_can_be_asked_for() -> None:
 def test_an_answer_has_one_form(given: dict[str, Any], param: str) -> None:
     fault = fault_of(chat, **given)
     assert (fault.param, fault.code) == (param, "invalid_value")
+
+
+def test_no_more_answers_are_told_than_are_made() -> None:
+    for n, best_of in ((None, 20), (3, 3), (2, 5), (3, 1), (3, 0)):
+        assert completion(n=n, best_of=best_of).best_of == best_of
+    fault = fault_of(completion, n=3, best_of=2)
+    assert (fault.param, fault.code) == ("best_of", "invalid_value")
 
 
 def test_what_asks_for_no_form_stands_beside_another() -> None:

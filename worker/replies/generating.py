@@ -112,17 +112,22 @@ def _completion(
     usage: Usage,
     created: int,
 ) -> dict[str, Any]:
-    choices = []
-    for index, answer in enumerate(answers):
-        echoed = _echoed(prompt, asked, index // prompt.choices) if asked.echo else ""
-        choices.append(
-            {
-                "index": index,
-                "text": echoed + answer.text,
-                "logprobs": of_completion(answer, prompt.tokenizer),
-                "finish_reason": answer.finish_reason,
-            }
-        )
+    choices: list[dict[str, Any]] = []
+    for position in range(len(prompt.sequences)):
+        echoed = _echoed(prompt, asked, position) if asked.echo else ""
+        begin = position * prompt.choices
+        for answer in _likeliest(answers[begin : begin + prompt.choices], prompt.told):
+            logprobs = None
+            if asked.logprobs is not None:
+                logprobs = of_completion(answer, prompt.tokenizer)
+            choices.append(
+                {
+                    "index": len(choices),
+                    "text": echoed + answer.text,
+                    "logprobs": logprobs,
+                    "finish_reason": answer.finish_reason,
+                }
+            )
     return {
         "id": f"cmpl-{new_id().hex}",
         "object": "text_completion",
@@ -131,6 +136,18 @@ def _completion(
         "choices": choices,
         "usage": usage.of_completion(),
     }
+
+
+def _likeliest(answers: Sequence[Generation], count: int | None) -> Sequence[Generation]:
+    """Those whose tokens had the highest log probability on average; all of them as they came."""
+    if count in (None, len(answers)):
+        return answers
+    return sorted(answers, key=_mean_logprob, reverse=True)[:count]
+
+
+def _mean_logprob(answer: Generation) -> float:
+    told = answer.logprobs or ()
+    return sum(each.logprob for each in told) / max(1, len(told))
 
 
 def _echoed(prompt: Generate, asked: CompletionBody, position: int) -> str:

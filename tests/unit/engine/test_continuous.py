@@ -1,6 +1,7 @@
 """Does continuous batching write what transformers writes, however sequences meet?"""
 
 import dataclasses
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig, Kind
 from engine.engine import Engine
+from engine.generate import continuous
 from engine.generate.continuous import ContinuousLoop
 from engine.generate.forward import PackedForward
 from engine.generate.padded import GenerateLoop
@@ -23,6 +25,8 @@ from engine.request import (
     FailureReason,
     GenerateRequest,
     Generation,
+    Grammar,
+    GrammarKind,
     Result,
     Sampling,
 )
@@ -153,7 +157,8 @@ def loop_of(folder: Path, wrap: Callable[[Any], Any] = lambda m: m, **changes: A
         found = continuous_forward(decoder, config.cache_tokens)
     assert found is not None
     forward, tokens = found
-    forward._model = wrap(forward._model)
+    model = wrap(forward._decoder.model)
+    forward._decoder = dataclasses.replace(forward._decoder, model=model)
     return ContinuousLoop(decoder, forward, tokens, config)
 
 
@@ -235,6 +240,137 @@ def test_answers_are_the_same_when_prompts_fork_what_is_computed(
     while engine.pending:
         results |= {result.id: result for result in engine.step()}
     assert tokens_of(results) == reference(folder)[:7]  # type: ignore[arg-type]  # ids are integers
+
+
+@dataclasses.dataclass
+class Oracle:
+    """In the place of Guesses: knows the answers, and now and then says something else."""
+
+    prompt: tuple[int, ...]
+    answers: dict[tuple[int, ...], tuple[int, ...]]
+
+    def next(self, made: list[int], most: int) -> tuple[int, ...]:
+        rest = self.answers[self.prompt][len(made) :]
+        size = min(most, len(made) % 4 + 1)
+        wrong = (3 + (rest[0] + 1) % 200,) if len(made) % 3 == 0 else ()
+        return (*rest[: len(made) % 5], *wrong, *rest)[:size]
+
+    def learn(self, guessed: int, right: int, made: int) -> None:
+        pass
+
+
+def with_oracle(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, new: int = NEW, prompts: Prompts = prompts
+) -> None:
+    known = dict(zip(prompts(), reference(folder, new, prompts), strict=True))
+    monkeypatch.setattr(continuous, "Guesses", lambda prompt: Oracle(prompt, known))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_the_same_with_guesses(
+    any_decoder: MakeDecoder, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right ones and wrong ones, beside prompts in pieces and over shared beginnings."""
+    folder = any_decoder(name)
+    with_oracle(monkeypatch, folder)
+    config = EngineConfig(
+        model=folder, kind=Kind.GENERATE, context_length=128, prefill_tokens=30, guess_rows=60
+    )
+    engine = Engine(config)
+    assert engine.status.path == "packed"
+    assert tokens_of(dict(engine.run(asked()))) == reference(folder)
+    done = engine.counters
+    assert 0 < done.guessed_right < done.guessed_tokens
+    # Each answer's first token comes of its prompt, the others of next tokens and right guesses.
+    wrong = done.guessed_tokens - done.guessed_right
+    different = dict(zip(prompts(), reference(folder), strict=True)).values()
+    assert done.decode_tokens - wrong == sum(len(answer) - 1 for answer in different)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_guesses_and_preemption_go_together(
+    any_decoder: MakeDecoder, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = any_decoder(name)
+    with_oracle(monkeypatch, folder, 30, crowd)
+    config = EngineConfig(
+        model=folder, kind=Kind.GENERATE, context_length=128, cache_tokens=96, guess_rows=30
+    )
+    engine = Engine(config)
+    list(engine.run([GenerateRequest("short", (5,), greedy(1))]))
+    assert tokens_of(dict(engine.run(asked(30, crowd)))) == reference(folder, 30, crowd)
+    assert engine.counters.preempted > 0
+    assert engine.counters.guessed_right > 0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=24, temperature=0.9, seed=5, top_p=0.9),
+        Sampling(max_tokens=24, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.2),
+        Sampling(max_tokens=24, temperature=0.0, logprobs=3, min_tokens=20),
+        Sampling(
+            max_tokens=24, temperature=0.0, grammar=Grammar(GrammarKind.REGEX, "(abc){2,5}[xy]+")
+        ),
+    ],
+    ids=["drawn", "penalties", "logprobs", "grammar"],
+)
+def test_every_parameter_is_honoured_with_guesses(
+    any_decoder: MakeDecoder, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = any_decoder("llama")
+    requests = [GenerateRequest(n, prompt, sampling) for n, prompt in enumerate(prompts()[3:])]
+    config = EngineConfig(model=folder, kind=Kind.GENERATE, context_length=128, guess_rows=0)
+    plain: Any = dict(Engine(config).run(requests))
+    known = {request.prompt: plain[n].token_ids for n, request in enumerate(requests)}
+    monkeypatch.setattr(continuous, "Guesses", lambda prompt: Oracle(prompt, known))
+    engine = Engine(dataclasses.replace(config, guess_rows=60))
+    found: Any = dict(engine.run(requests))
+    assert engine.counters.guessed_right > 0
+    for n in plain:
+        assert found[n].token_ids == plain[n].token_ids
+        assert (found[n].text, found[n].finish_reason) == (plain[n].text, plain[n].finish_reason)
+        told = [each.logprob for each in found[n].logprobs or ()]
+        assert told == pytest.approx([each.logprob for each in plain[n].logprobs or ()], abs=1e-4)
+
+
+def test_an_answer_that_copies_its_prompt_takes_fewer_steps(smollm: Path) -> None:
+    tokenizer = Tokenizer.from_dir(smollm)
+    text = "Repeat after me: red, green, blue, white, black, red, green, blue, white, black, red,"
+    prompt = tuple(tokenizer.encode_rendered(text))
+    engine = Engine(EngineConfig(model=smollm, kind=Kind.GENERATE))
+    assert engine.status.path == "packed"
+    [(_, answer)] = engine.run([GenerateRequest("a", prompt, greedy(40))])
+    assert isinstance(answer, Generation)
+    guessed = engine.counters
+    plain = Engine(EngineConfig(model=smollm, kind=Kind.GENERATE, guess_rows=0))
+    [(_, expected)] = plain.run([GenerateRequest("a", prompt, greedy(40))])
+    assert answer.token_ids == expected.token_ids  # type: ignore[union-attr]  # as above
+    assert guessed.guessed_right > 20
+    assert guessed.steps == plain.counters.steps - guessed.guessed_right
+
+
+def test_the_fixed_text_of_a_form_is_guessed_and_no_answer_changes(smollm: Path) -> None:
+    tokenizer = Tokenizer.from_dir(smollm)
+    names = {name: {"type": "integer"} for name in ("number_of_lines", "number_of_words")}
+    form = {"type": "object", "properties": names, "required": list(names)}
+    asks = Sampling(
+        max_tokens=60,
+        temperature=0.0,
+        grammar=Grammar(
+            GrammarKind.JSON_SCHEMA, json.dumps(form | {"additionalProperties": False})
+        ),
+    )
+    prompt = tuple(tokenizer.encode_rendered("A page with 40 lines and 300 words, as JSON: "))
+    found = []
+    for guess_rows in (0, 16):
+        engine = Engine(EngineConfig(model=smollm, kind=Kind.GENERATE, guess_rows=guess_rows))
+        [(_, answer)] = engine.run([GenerateRequest("a", prompt, asks)])
+        assert isinstance(answer, Generation)
+        found.append((answer.token_ids, answer.text, engine.counters.steps))
+    assert found[0][:2] == found[1][:2]
+    assert set(json.loads(found[1][1])) == set(names)
+    assert found[1][2] <= found[0][2] - 6  # "number_of_lines" alone is six tokens
 
 
 @pytest.mark.parametrize("steps_before", [0, 1, 3, 7])
@@ -340,6 +476,58 @@ def test_what_is_too_large_for_memory_even_alone_fails_alone(any_decoder: MakeDe
     assert calls < 1500
 
 
+def test_a_line_that_does_not_fit_leaves_the_steps_of_others_as_large_as_ever(
+    any_decoder: MakeDecoder,
+) -> None:
+    sizes: list[int] = []
+
+    def fails(ids: torch.Tensor, positions: torch.Tensor) -> bool:
+        sizes.append(len(ids))
+        return bool(positions.max() >= 45)
+
+    loop = loop_of(any_decoder("llama"), lambda model: Moody(model, fails), prefill_tokens=60)
+    assert isinstance(drain(loop, [GenerateRequest(0, (5,) * 50, greedy())])[0], Failure)
+    assert sizes[-2:] == [1, 1]
+    small = [GenerateRequest(n, (5, n, *range(3, 13)), greedy(2)) for n in range(100, 180)]
+    found = drain(loop, [dataclasses.replace(each, id=n) for n, each in enumerate(small)])
+    assert all(isinstance(result, Generation) for result in found.values())
+    assert max(sizes[2:]) == 60
+
+
+def test_who_computes_the_token_that_does_not_fit_is_to_blame(any_decoder: MakeDecoder) -> None:
+    """With a budget of one token the oldest may be in the middle of its prompt and wait."""
+    prompt = prompts()[-2]
+
+    def fails(ids: torch.Tensor, positions: torch.Tensor) -> bool:
+        return len(ids) > 1 or bool((ids == 7).any())
+
+    loop = loop_of(any_decoder("llama"), lambda model: Moody(model, fails), prefill_tokens=4)
+    sick = GenerateRequest(1, (5, 6, 7), greedy())
+    results = drain(loop, [GenerateRequest(0, prompt, greedy()), sick])
+    assert isinstance(results[1], Failure)
+    assert results[1].message == (
+        f"A request of {3 + NEW} tokens (max_tokens included) does not fit into memory."
+    )
+    assert tokens_of({0: results[0]}) == [reference(any_decoder("llama"))[-2]]
+
+
+def test_steps_grow_again_after_a_shortage_that_has_passed(any_decoder: MakeDecoder) -> None:
+    sizes: list[int] = []
+    limit = 40
+
+    def fails(ids: torch.Tensor, positions: torch.Tensor) -> bool:
+        sizes.append(len(ids))
+        return len(sizes) < 7  # 40, 20, 10, 5, 2 and 1 token; the second try alone goes well
+
+    loop = loop_of(any_decoder("llama"), lambda model: Moody(model, fails), prefill_tokens=limit)
+    generator = torch.Generator().manual_seed(5)
+    many = torch.randint(3, 259, (900, 30), generator=generator).tolist()
+    requests = [GenerateRequest(n, tuple(prompt), greedy(1)) for n, prompt in enumerate(many)]
+    assert all(isinstance(result, Generation) for result in drain(loop, requests).values())
+    assert sizes[:8] == [40, 20, 10, 5, 2, 1, 1, 1]
+    assert sizes[-2] == limit
+
+
 def test_another_error_of_the_model_is_not_taken_for_a_shortage(any_decoder: MakeDecoder) -> None:
     def fails(ids: torch.Tensor, positions: torch.Tensor) -> bool:
         msg = "a bug"
@@ -367,9 +555,9 @@ def test_a_row_that_is_not_finite_fails_alone_and_leaves_no_trace(any_decoder: M
         found = continuous_forward(decoder, 256)
         assert found is not None
         forward, tokens = found
-        model = forward._model
+        model = forward._decoder.model
         model.get_input_embeddings().weight.data[poison] = float("nan")
-        forward._model = Sick()
+        forward._decoder = dataclasses.replace(decoder, model=Sick())
     config = EngineConfig(model=folder, kind=Kind.GENERATE, cache_tokens=256, max_sequences=3)
     loop = ContinuousLoop(decoder, forward, tokens, config)
     for _ in range(2):  # the second time in slots that held what is no number

@@ -112,6 +112,37 @@ def test_shortages_come_to_an_end(limit: int, capacity: int) -> None:
     assert shortages <= 60
 
 
+@given(limit=st.integers(1, 10**6), capacity=st.integers(1, 10**6))
+def test_a_lasting_shortage_costs_few_batches(limit: int, capacity: int) -> None:
+    budget = Budget.of(limit)
+    failed: list[bool] = []
+    for _ in range(2_000):
+        failed.append(budget.current > max(1, capacity))
+        cost = budget.current
+        budget = budget.after_out_of_memory(cost) if failed[-1] else budget.after_success()
+    assert sum(failed[200:]) <= len(failed[200:]) / 32
+
+
+@given(limit=st.integers(1, 10**6), capacity=st.integers(1, 10**6))
+def test_a_shortage_that_passes_leaves_no_trace(limit: int, capacity: int) -> None:
+    budget = Budget.of(limit)
+    while budget.current > capacity:
+        budget = budget.after_out_of_memory(budget.current)
+    for _ in range(10_000):
+        budget = budget.after_success()
+    assert (budget.current, budget.ceiling) == (limit, limit)
+
+
+def test_one_request_to_blame_leaves_the_ceiling_where_it_was() -> None:
+    budget = Budget.of(512)
+    while budget.current > 1:
+        budget = budget.after_out_of_memory(budget.current)
+    budget = budget.after_out_of_memory(1).after_blame()
+    for _ in range(8):
+        budget = budget.after_success()
+    assert budget.current == 512
+
+
 @given(fits=st.integers(1, 5_000), over=st.integers(1, 5_000), hopeless=st.integers(1, 100))
 def test_sequences_that_never_fit_leave_room_for_what_does(
     fits: int, over: int, hopeless: int

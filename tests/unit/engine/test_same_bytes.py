@@ -1,6 +1,6 @@
 """With `deterministic`, is an answer the same to the bit in any company, cut, resumed or alone?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from engine.config import EngineConfig, Kind, Quantize
 from engine.engine import Engine
 from engine.errors import ModelLoadError
 from engine.generate import pages, row_bytes
+from engine.generate.guesses import Guesses
 from engine.model.int8 import has_fast_int8
 from engine.request import GenerateRequest, Generation, Result, Sampling
 from engine.tokenizer import Tokenizer
@@ -80,6 +81,7 @@ def test_answers_are_the_same_to_the_bit(any_decoder: MakeDecoder, name: str) ->
         assert run(engine, [request]) == {request.id: together[request.id]}
     cut = engine_of(folder, prefill_tokens=11, max_sequences=5)
     assert run(cut, asked()) == together
+    assert cut.counters.guessed_tokens > 0
     assert resumed(engine_of(folder, prefill_tokens=40)) == together
 
 
@@ -110,6 +112,26 @@ def resumed(engine: Engine) -> dict[Any, Any]:
     while engine.pending:
         results |= {result.id: result for result in engine.step()}
     return told(results)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral-window", "gpt2"])
+def test_answers_are_the_same_to_the_bit_where_guesses_come_true(
+    any_decoder: MakeDecoder, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = any_decoder(name)
+    requests = asked(30)[::4]
+    plain = run(engine_of(folder, guess_rows=0), requests)
+    by_prompt = {request.prompt: plain[request.id][0] for request in requests}
+
+    def mostly_right(self: Any, made: Sequence[int], most: int) -> tuple[int, ...]:
+        answer = by_prompt[tuple(self._text[: self._prompt])]
+        wrong = answer[len(made) + 2 : len(made) + 3] and (answer[len(made) + 2] + 1,)
+        return (*answer[len(made) : len(made) + 2], *wrong)[:most]
+
+    monkeypatch.setattr(Guesses, "next", mostly_right)
+    engine = engine_of(folder)
+    assert run(engine, requests) == plain
+    assert engine.counters.guessed_tokens > engine.counters.guessed_right > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral-window", "gpt2"])

@@ -144,6 +144,27 @@ def test_a_cut_keeps_the_tokens_that_transformers_keeps(asked: dict[str, Any]) -
     assert int((kept ^ expected).sum()) <= 6 if "top_p" in asked else torch.equal(kept, expected)
 
 
+@pytest.mark.parametrize("flat", [0.1, 1.0, 3.0, 9.0])
+def test_a_cut_of_a_whole_vocabulary_equals_that_of_sorted_rows(flat: float) -> None:
+    generator = torch.Generator().manual_seed(6)
+    scores = flat * torch.randn(6, 49_152, generator=generator)
+    weights = torch.exp(scores - scores.amax(dim=-1, keepdim=True))
+    asked = [
+        {"top_p": 0.5}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 20_000, "top_p": 0.9},
+        {"top_k": 40, "top_p": 0.6}, {"top_p": 0.95, "min_p": 0.01},
+    ]  # fmt: skip
+    sampling = [Sampling(max_tokens=1, **each) for each in asked]
+    found = drawing._likeliest(weights, sampling)
+    for row, one in enumerate(sampling):
+        ordered, ids = weights[row].double().sort(descending=True, stable=True)
+        ordered, ids = ordered[: one.top_k or None], ids[: one.top_k or None]
+        before = ordered.cumsum(0) - ordered
+        kept = ids[(before < one.top_p * ordered.sum()) & (ordered >= one.min_p)]
+        # Equals stay together.
+        expected = torch.where(weights[row] >= weights[row, kept[-1]], weights[row], 0)
+        assert torch.equal(found[row], expected)
+
+
 def test_the_last_of_the_mass_is_a_token_that_may_be_drawn() -> None:
     scores = torch.full((1, 8), -200.0)
     scores[0, 2], scores[0, 5] = 0.0, -1.0

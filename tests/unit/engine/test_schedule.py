@@ -30,7 +30,7 @@ class Memory:
             source, target = move.source.start, move.target.start
             self.cells[target : target + move.count] = self.cells[source : source + move.count]
         for piece in step.pieces:
-            text = text_of(piece.strand)
+            text = (*text_of(piece.strand), *piece.guesses)
             for position in range(piece.begin, piece.begin + piece.count):
                 place = position - piece.strand.start + piece.offset
                 assert place < piece.slot.size
@@ -39,7 +39,7 @@ class Memory:
             self._check_reads(piece)
 
     def _check_reads(self, piece: Piece) -> None:
-        text = text_of(piece.strand)
+        text = (*text_of(piece.strand), *piece.guesses)
         end = piece.begin + piece.count
         above = piece.strand.stems() if isinstance(piece.strand, Sequence) else []
         if isinstance(piece.strand, Stem):
@@ -103,12 +103,13 @@ class Books(RuleBasedStateMachine):
         tokens=st.sampled_from([96, 384, 1000]),
         share=st.sampled_from([0.2, 0.6, 1.0]),
         rows=st.integers(1, 6),
+        guess_rows=st.sampled_from([0, 4, 30]),
     )
-    def start(self, tokens: int, share: float, rows: int) -> None:
+    def start(self, tokens: int, share: float, rows: int, guess_rows: int) -> None:
         self.slots = Slots(tokens)
         self.memory = Memory(self.slots.total)
         limit = int(tokens * share)
-        self.schedule = Schedule(self.slots, limit=limit, max_rows=rows)
+        self.schedule = Schedule(self.slots, limit=limit, max_rows=rows, guess_rows=guess_rows)
         self.rows = rows
         self.pending: dict[Hashable, int] = {}  # tokens still to come
         self.number = 0
@@ -127,9 +128,16 @@ class Books(RuleBasedStateMachine):
         self.schedule.add(group)
 
     @precondition(lambda self: self.pending)
-    @rule(budget=st.sampled_from([1, 7, 40, 300]), ending=st.sets(st.integers(0, 5)))
-    def step(self, budget: int, ending: set[int]) -> None:
-        step = self.schedule.plan(budget)
+    @rule(
+        budget=st.sampled_from([1, 7, 40, 300]),
+        ending=st.sets(st.integers(0, 5)),
+        guessed=st.integers(0, 9),
+        right=st.integers(0, 9),
+    )
+    def step(self, budget: int, ending: set[int], guessed: int = 0, right: int = 0) -> None:
+        """The first `right` of so many guesses at each sequence come true."""
+        guesses = dict.fromkeys(self.schedule.guessable(), (7,) * guessed)
+        step = self.schedule.plan(budget, guesses)
         assert step.tokens > 0  # progress is certain
         assert step.tokens + step.left == budget
         assert not step.too_large
@@ -139,6 +147,9 @@ class Books(RuleBasedStateMachine):
             sequence = piece.strand
             assert isinstance(sequence, Sequence)
             assert sequence.missing == 0
+            for token in piece.guesses[:right]:
+                self.schedule.append(sequence, token, guessed=True)
+                self.pending[sequence.id] -= 1
             self.pending[sequence.id] -= 1
             if not self.pending[sequence.id] or row in ending:
                 del self.pending[sequence.id]
