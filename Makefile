@@ -41,6 +41,7 @@ format: .venv/.installed-dev
 
 bench: setup .venv/.installed-dev bench-encode bench-generate
 	for program in tests/bench/*.py; do $(BIN)/python -m tests.bench.$$(basename $$program .py) || exit 1; done
+	$(BIN)/python -m tests.bench.polling.run
 
 # This engine beside sentence-transformers, which stands in an environment of its own.
 bench-encode: setup .venv-peers/.installed
@@ -54,7 +55,7 @@ bench-generate: setup .venv-openvino/.installed .venv-vllm/.installed
 bench-service: .venv/.installed-dev
 	$(BIN)/python tests/bench/memory_of_a_large_file.py
 	$(BIN)/python tests/bench/validate_speed.py
-	$(BIN)/python tests/bench/polling.py --clients 50 --every 2 --uploaders 4 --seconds 10 --limit-seconds 5
+	$(BIN)/python -m tests.bench.polling.run --clients 50 --every 2 --uploaders 4 --seconds 10 --limit-seconds 5
 
 # Made anew whenever what is to be installed changes; a half-made one is never taken for whole.
 .venv/.installed: pyproject.toml constraints.txt

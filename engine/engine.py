@@ -31,7 +31,7 @@ from engine.model.grammar import GrammarError, Grammars
 from engine.model.load import Decoder, load_decoder, load_encoder, speed_up
 from engine.outcome import Outcome
 from engine.plan.admit import refusal
-from engine.request import EncodeRequest, Failure, GenerateRequest, Request, Result
+from engine.request import EncodeRequest, Failure, FailureReason, GenerateRequest, Request, Result
 from engine.surface import Counters, Status, drive
 
 
@@ -162,9 +162,23 @@ class Engine:
             vocab_size=self._vocab_size,
             dimensions=self._lengths,
         )
+        if (
+            refused is None
+            and isinstance(request, GenerateRequest)
+            and _untold(self._loop, request)
+        ):
+            message = (
+                "This model runs in padded batches, where the log probabilities of a prompt's "
+                "tokens are not computed."
+            )
+            return Failure(request.id, FailureReason.INVALID, message, "logprobs")
         if refused is None and self._grammars is not None and isinstance(request, GenerateRequest):
             return _refuse_grammar(request, self._grammars)
         return refused
+
+
+def _untold(loop: object, request: GenerateRequest) -> bool:
+    return isinstance(loop, GenerateLoop) and request.sampling.prompt_logprobs is not None
 
 
 def _refuse_grammar(request: GenerateRequest, grammars: Grammars) -> Failure | None:

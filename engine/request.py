@@ -49,7 +49,8 @@ class Sampling:
     `min_tokens` they do not. With `ignore_eos` a token that ends a text ends no answer.
 
     `logprobs` asks of each token for its log probability and those of so many likeliest, by the
-    model's scores as they were; `candidates` for those of these tokens to come first.
+    model's scores as they were; `prompt_logprobs` asks the same of each token of the prompt but the
+    first, `candidates` for those of these tokens to come first.
     """
 
     max_tokens: int
@@ -68,6 +69,7 @@ class Sampling:
     grammar: Grammar | None = None
     logprobs: int | None = None
     candidates: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,9 @@ class TokenLogprob:
 class Generation:
     """An answer. `token_ids` holds every generated token, the closing one included.
 
-    `logprobs`, where asked for, are of all of them; `candidates` are the log probabilities of the
-    request's candidates, in their order.
+    `logprobs`, where asked for, are of all of them; `prompt_logprobs` of the prompt's tokens from
+    the second on; `candidates` are the log probabilities of the request's candidates, in their
+    order.
     """
 
     id: Hashable
@@ -154,6 +157,7 @@ class Generation:
     work: Work = Work()
     logprobs: tuple[TokenLogprob, ...] | None = None
     candidates: tuple[float, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

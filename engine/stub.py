@@ -314,6 +314,7 @@ def _generate(request: GenerateRequest, tokenizer: StubTokenizer) -> Generation:
         cached_tokens=0,
         output_tokens=len(token_ids),
         logprobs=_certain(token_ids, sampling.logprobs),
+        prompt_logprobs=_certain(request.prompt[1:], sampling.prompt_logprobs),
         candidates=tuple(-math.log(len(sampling.candidates)) for _ in sampling.candidates),
     )
 

@@ -197,7 +197,7 @@ class Tokenizer:
     @cached_property
     def calls(self) -> CallForm | None:
         """How the chat template writes calls of tools; None where it has no place for them."""
-        special = [token.content for token in self._added.values() if token.special]
+        special = {token.content: key for key, token in self._added.items() if token.special}
         return call_form(self._render, special)
 
     def render_chat(

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
+from io import BytesIO
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -251,7 +252,9 @@ class ObjectWriter:
     def __init__(self, client: "S3Client", bucket: str, key: str) -> None:
         self.size = 0
         self._client, self._bucket, self._key = client, bucket, key
-        self._buffer = bytearray()
+        # Hands its bytes out without copying them, which a bytearray could not: under the
+        # interpreter's lock, a copy of a part is a millisecond of everybody's.
+        self._buffer = BytesIO()
         self._upload: str | None = None
         self._parts: list[CompletedPartTypeDef] = []
 
@@ -275,11 +278,11 @@ class ObjectWriter:
         while rest:
             # Growing parts: an object may become as large as the store takes (5 TiB).
             part_bytes = PART_BYTES * (1 + len(self._parts) // 1_000)
-            taken = rest[: part_bytes - len(self._buffer)]
-            self._buffer += taken
+            taken = rest[: part_bytes - self._buffer.tell()]
+            self._buffer.write(taken)
             self.size += len(taken)
             rest = rest[len(taken) :]
-            if len(self._buffer) == part_bytes:
+            if self._buffer.tell() == part_bytes:
                 self._send_part()
 
     def finish(self) -> None:
@@ -288,20 +291,20 @@ class ObjectWriter:
             if self._upload is None:
                 with _translated(self._key):
                     self._client.put_object(
-                        Bucket=self._bucket, Key=self._key, Body=bytes(self._buffer)
+                        Bucket=self._bucket, Key=self._key, Body=self._buffer.getvalue()
                     )
             else:
-                if self._buffer:
+                if self._buffer.tell():
                     self._send_part()
                 self._complete(self._upload)
         except BaseException:
             self.abort()
             raise
-        self._buffer = bytearray()
+        self._buffer = BytesIO()
 
     def abort(self) -> None:
         """Drop what was written. Never raises: it is called where something failed already."""
-        self._buffer = bytearray()
+        self._buffer = BytesIO()
         if self._upload is None:
             return
         upload, self._upload = self._upload, None
@@ -326,10 +329,10 @@ class ObjectWriter:
                 Key=self._key,
                 UploadId=self._upload,
                 PartNumber=number,
-                Body=bytes(self._buffer),
+                Body=self._buffer.getvalue(),
             )
         self._parts.append({"PartNumber": number, "ETag": sent["ETag"]})
-        self._buffer = bytearray()
+        self._buffer = BytesIO()
 
     def _complete(self, upload: str) -> None:
         with _translated(self._key):

@@ -63,34 +63,33 @@ def told(message: Message) -> dict[str, Any]:
 def grammar(body: ChatBody, tools: Sequence[Tool], form: CallForm) -> Grammar:
     """What an answer may be: a text, or calls, or either, as `tool_choice` says."""
     several = body.parallel_tool_calls is not False and form.between is not None
-    match body.tool_choice:
-        case NamedTool(function=chosen):
-            tools = [tool for tool in tools if tool.function.name == chosen.name]
-            start = "call"
-        case "required":
-            start = "call more*" if several else "call"
-        case _ if form.sign:
-            start = "TEXT | noticed more*" if several else "TEXT | noticed"
-        case _:
-            start = "OTHER | call more*" if several else "OTHER | call"
+    if isinstance(body.tool_choice, NamedTool):
+        chosen = body.tool_choice.function.name
+        tools, several = [tool for tool in tools if tool.function.name == chosen], False
+    calls = f"rest more* {_quoted(form.closing)}" if several else f"rest {_quoted(form.closing)}"
+    token = "" if form.token is None else f"<[{form.token}]>"
     rules = [
-        f"start: {start}",
-        f"call: {_quoted(form.begin)} rest",
+        f"calls: {token} {_quoted(form.head)} {calls}",
         f"rest: {' | '.join(f'rest_{n}' for n in range(len(tools)))}",
         *(_rest(n, tool, form) for n, tool in enumerate(tools)),
     ]
     if several:
-        rules.append(f"more: {_quoted(form.between or '')} call")
-    if "noticed" in start:
+        rules.append(f"more: {_quoted((form.between or '') + form.begin)} rest")
+    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
+        rules.append("start: calls")
+    elif token:
+        # A text holds no special token, so that one begins the calls wherever it stands.
+        rules += ["start: TEXT | TEXT calls", r"TEXT: /(.|\n)*/"]
+    elif form.sign:
         # From the sign on it is a call: what follows it is held to the form.
-        behind = form.begin[form.begin.index(form.sign) + len(form.sign) :]
+        behind = form.head[form.head.index(form.sign) + len(form.sign) :]
         rules += [
+            f"start: TEXT | sign {_quoted(behind)} {calls}",
             f"sign[lazy]: TEXT {_quoted(form.sign)}",
-            f"noticed: sign {_quoted(behind)} rest",
             r"TEXT: /(.|\n)*/",
         ]
-    if "OTHER" in start:
-        rules.append(r"OTHER: /([^{](.|\n)*)?/")
+    else:
+        rules += ["start: OTHER | calls", rf"OTHER: /([^\{form.head.lstrip()[0]}](.|\n)*)?/"]
     return Grammar(GrammarKind.LARK, "\n".join(rules))
 
 
@@ -98,9 +97,10 @@ def _rest(number: int, tool: Tool, form: CallForm) -> str:
     function = tool.function
     schema = function.parameters or {"type": "object", "properties": {}}
     spaced = {"type": "object", **schema, "x-guidance": {"whitespace_pattern": JSON_SPACE}}
+    own = "" if form.id_end is None else f"/[A-Za-z0-9]{{9}}/ {_quoted(form.id_end)}"
     return (
         f"rest_{number}: {_quoted(function.name + form.middle)}"
-        f" %json {json.dumps(spaced, ensure_ascii=False)} {_quoted(form.end)}"
+        f" %json {json.dumps(spaced, ensure_ascii=False)} {_quoted(form.end)} {own}"
     )
 
 

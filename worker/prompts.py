@@ -165,7 +165,10 @@ def requests(prompt: Prompt, *, key: Hashable) -> list[Request]:
                 GenerateRequest(
                     id=(key, position * prompt.choices + choice),
                     prompt=tokens,
-                    sampling=prompt.sampling,
+                    # Of a prompt's choices the first tells its log probabilities.
+                    sampling=replace(prompt.sampling, prompt_logprobs=None)
+                    if choice
+                    else prompt.sampling,
                     choice=choice,
                 )
                 for position, tokens in enumerate(prompt.sequences)

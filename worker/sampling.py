@@ -120,6 +120,7 @@ def sampling_of(body: Generating, model: Model, line_seed: int, form: Form | Non
         ignore_eos=bool(body.ignore_eos),
         grammar=grammar,
         logprobs=_logprobs(body),
+        prompt_logprobs=_logprobs(body) if isinstance(body, CompletionBody) and body.echo else None,
     )
 
 

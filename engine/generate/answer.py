@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from torch import Tensor
 
 from engine.generate.sampling.adjust import Draw, Seen
-from engine.generate.sampling.pick import Pick, pick
+from engine.generate.sampling.pick import Pick, pick, told
 from engine.generate.stops import StopWatch, cut
 from engine.model.grammar import GrammarError, Guide
 from engine.model.load import Decoder
@@ -45,6 +45,7 @@ class Answer:
         self._guide: Guide | None = None
         self._logprobs: list[TokenLogprob] = []
         self._candidates: tuple[float, ...] = ()
+        self._told: dict[int, TokenLogprob | None] = {}  # by position in the prompt
 
     def next_draw(self) -> Draw:
         """How the next token is to be chosen."""
@@ -59,6 +60,12 @@ class Answer:
             guide=self._guide,
         )
 
+    def tell(self, begin: int, scores: Tensor) -> None:
+        """What the prompt goes on with was how likely? float32 [tokens from `begin` on, vocab]."""
+        follow = self.request.prompt[begin + 1 : begin + 1 + len(scores)]
+        found = told(scores, follow, self.request.sampling.prompt_logprobs or 0)
+        self._told.update(enumerate(found, begin + 1))
+
     def forced(self) -> tuple[int, ...]:
         """Tokens of the text that its grammar leaves no choice about; others may write it too."""
         return self._guide.forced() if self._guide is not None else ()
@@ -68,7 +75,7 @@ class Answer:
 
         None, for scores that are not finite, fails it; so does a grammar that can go no further.
         """
-        if picked is None:
+        if picked is None or not all(self._told.values()):
             return self._fail()
         self._note(picked)
         sampling, token = self.request.sampling, picked.token
@@ -135,7 +142,14 @@ class Answer:
             output_tokens=len(self._token_ids),
             logprobs=tuple(self._logprobs) if asked else None,
             candidates=self._candidates,
+            prompt_logprobs=self._of_prompt(),
         )
+
+    def _of_prompt(self) -> tuple[TokenLogprob, ...] | None:
+        if self.request.sampling.prompt_logprobs is None:
+            return None
+        in_order = sorted(self._told.items())
+        return tuple(each for _, each in in_order if each is not None)
 
     def _fail(self) -> Failure:
         if self._guide is not None and self._guide.fault is not None:

@@ -7,7 +7,8 @@ are computed once where they are alike. (Models that this does not suit: engine.
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, groupby
+from operator import itemgetter
 from typing import assert_never
 
 from torch import Tensor
@@ -101,7 +102,9 @@ class ContinuousLoop:
                 answer = Answer(request, self._decoder)
                 self._jobs[serial] = _Job(twin, {}, answer)
                 self._twins[twin] = serial
-                fresh.append(Asked(serial, request.prompt, request.sampling.max_tokens))
+                sampling = request.sampling
+                told = sampling.prompt_logprobs is not None
+                fresh.append(Asked(serial, request.prompt, sampling.max_tokens, told))
             self._jobs[serial].requests[request.id] = request
             self._job_of[request.id] = serial
         if fresh:
@@ -164,7 +167,7 @@ class ContinuousLoop:
         return None
 
     def _extend(
-        self, step: Step, began: float, sequences: Iterable[Sequence], scores: Tensor
+        self, step: Step, began: float, sequences: list[Sequence], scores: Tensor
     ) -> tuple[list[Result], int]:
         """Give each answer its next token, and one more for each guess that came true.
 
@@ -175,7 +178,7 @@ class ContinuousLoop:
             for piece in step.pieces
             if isinstance(piece.strand, Sequence) and piece.guesses
         }
-        found = self._next_tokens(sequences, scores, guesses)
+        found = self._next_tokens(*self._tell(step, sequences, scores), guesses)
         self._accounts.note(_shares(step), [sequence.id for sequence in found], began)
         results: list[Result] = []
         right = 0
@@ -201,6 +204,24 @@ class ContinuousLoop:
                     case unreachable:
                         assert_never(unreachable)
         return results, right
+
+    def _tell(
+        self, step: Step, sequences: list[Sequence], scores: Tensor
+    ) -> tuple[list[Sequence], Tensor]:
+        """Note how likely the tokens of told prompts were; the rows that are left."""
+        telling = {piece.strand: piece for piece in step.pieces if piece.tells}
+        if not telling:
+            return sequences, scores
+        left: list[int] = []
+        for sequence, own in groupby(enumerate(sequences), key=itemgetter(1)):
+            rows = [row for row, _ in own]
+            piece = telling.get(sequence)
+            if piece is not None:
+                count = len(rows) - piece.samples
+                self._job(sequence).answer.tell(piece.begin, scores[rows[:count]])
+                rows = rows[count:]
+            left += rows
+        return [sequences[row] for row in left], scores[left]
 
     def _next_tokens(
         self, sequences: Iterable[Sequence], scores: Tensor, guesses: Guessed

@@ -116,7 +116,7 @@ def _refuse_sampling(request: Request, sampling: Sampling) -> Failure | None:
     if sampling.min_tokens and sampling.grammar is not None:
         message = "min_tokens cannot be kept where a grammar says when the answer ends."
         return _invalid(request, message, "min_tokens")
-    if sampling.logprobs is not None and sampling.logprobs < 0:
+    if min(sampling.logprobs or 0, sampling.prompt_logprobs or 0) < 0:
         return _invalid(request, "logprobs must be at least 0.", "logprobs")
     return None
 

@@ -23,6 +23,9 @@ from engine.plan.prefix import PrefixTree, Stem
 from engine.plan.sequence import Lengths, Line, Sequence, in_order
 from engine.plan.slots import Slot, Slots
 
+# Tokens of told prompts in a step at most: the scores of each are as long as the vocabulary.
+_TOLD = 64
+
 Guessed = Mapping[Sequence, tuple[int, ...]]
 """Tokens that may follow what is known of a sequence."""
 _NONE: Guessed = MappingProxyType({})
@@ -30,11 +33,12 @@ _NONE: Guessed = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the schedule is told of a request."""
+    """What the schedule is told of a request; `told` as of a Sequence."""
 
     id: Hashable
     prompt: tuple[int, ...]
     max_tokens: int
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Piece:
     """`count` tokens of one stem or sequence, whose first `before` own tokens are computed.
 
     `samples` says that the scores after its last known token are wanted, and after each of the
-    `guesses` that it ends with.
+    `guesses` that it ends with. One that `tells` wants those after all its tokens.
     """
 
     strand: Stem | Sequence
@@ -56,7 +60,15 @@ class Piece:
     @property
     def scored(self) -> int:
         """How many of its last tokens have scores that are wanted."""
-        return self.samples + len(self.guesses)
+        return self.count if self.tells else self.samples + len(self.guesses)
+
+    @property
+    def tells(self) -> bool:
+        """Whether it computes tokens of a prompt that are to be told how likely they were."""
+        strand = self.strand
+        if not isinstance(strand, Sequence) or not strand.told or strand.made:
+            return False
+        return self.before < len(strand.prompt) - 1
 
     @property
     def begin(self) -> int:
@@ -82,6 +94,7 @@ class Step:
     """
 
     left: int  # of the token budget
+    untold: int = _TOLD  # tokens of told prompts for which there is room
     pieces: list[Piece] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     taken: list[Slot] = field(default_factory=list)
@@ -143,8 +156,8 @@ class Schedule:
         arrived = []
         for asked in group:
             # The last token is never shared: its scores are wanted, not only its keys.
-            node = self._tree.add(asked.prompt, len(asked.prompt) - 1)
-            sequence = Sequence(asked.id, asked.prompt, asked.max_tokens, node)
+            node = self._tree.add(asked.prompt, 0 if asked.told else len(asked.prompt) - 1)
+            sequence = Sequence(asked.id, asked.prompt, asked.max_tokens, node, told=asked.told)
             self._sequences[asked.id] = sequence
             arrived.append(sequence)
         ways = {sequence: self._tree.shared_way(sequence.node) for sequence in arrived}
@@ -226,6 +239,9 @@ class Schedule:
     def _put(self, strand: Stem | Sequence, step: Step) -> None:
         """As many of its missing tokens as the budget has left."""
         count = min(strand.missing, step.left)
+        if isinstance(strand, Sequence) and strand.told and not strand.made:
+            count = min(count, step.untold)
+            step.untold -= count
         if not count or strand.slot is None:
             return
         step.left -= count

@@ -14,7 +14,8 @@ class Sequence:
 
     While it runs, the tokens from `start` on are its own: the first `computed` of them stand in
     `slot`. What comes before them it reads from `stem` and the stems above. `cached` prompt tokens
-    were computed for others.
+    were computed for others. Where it is `told`, the scores after each token of its prompt are
+    wanted, so it shares none.
     """
 
     id: Hashable
@@ -28,6 +29,7 @@ class Sequence:
     computed: int = 0
     cached: int | None = None
     preempted: bool = False
+    told: bool = False
     gone: bool = False
 
     @property

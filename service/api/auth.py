@@ -2,22 +2,26 @@
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 from uuid import UUID
 
 from fastapi import Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
 from service import ids
 from service.api.deps import Needs, Parts
 from service.api.rate import RateLimiter
 from service.db import keys
-from service.db.models import Right
+from service.db.base import Base
+from service.db.models import ApiKey, Right
 from service.errors import Forbidden, RateLimited, Unauthenticated
 
 RANKS = (Right.READ, Right.SUBMIT, Right.ADMIN)
 """Each right includes those before it."""
+
+T = TypeVar("T", bound=Base)
 
 _bearer = HTTPBearer(
     auto_error=False, scheme_name="API key", description="`Authorization: Bearer sk-hr-…`"
@@ -45,15 +49,26 @@ class Visitor:
 
     def admit(self, session: Session) -> Caller:
         """The caller, if the key includes the right. Raises 401, 403 and 429."""
+        return self._admitted(keys.use(session, self._given()))
+
+    def admit_beside(
+        self, session: Session, beside: type[T], on: ColumnElement[bool]
+    ) -> tuple[Caller, T | None]:
+        """The caller, and the row of another table that `on` ties to the key."""
+        key, row = keys.use_beside(session, self._given(), beside, on)
+        return self._admitted(key), row
+
+    def _given(self) -> str:
         if self.credentials is None:
             raise Unauthenticated(
                 "You didn't provide an API key. You need to provide your API key in an"
                 " Authorization header using Bearer auth (i.e. Authorization: Bearer YOUR_KEY)."
             )
-        key = keys.use(session, self.credentials.credentials)
+        return self.credentials.credentials
+
+    def _admitted(self, key: ApiKey | None) -> Caller:
         if key is None:
-            shown = keys.hint(self.credentials.credentials)
-            raise Unauthenticated(f"Incorrect API key provided: {shown}")
+            raise Unauthenticated(f"Incorrect API key provided: {keys.hint(self._given())}")
         found = Caller(key.project_id, key.id, Right(key.rights))
         self.request.state.project = ids.show(ids.Prefix.PROJECT, found.project_id)
         if self.parts.limiter is not None:

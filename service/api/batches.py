@@ -118,11 +118,13 @@ def list_batches(
 @router.get("/{batch_id}", responses=documented(404))
 def retrieve_batch(batch_id: str, visitor: ReadingVisitor, parts: Needs) -> BatchObject:
     """One batch."""
-    # What clients poll: one thread, one connection, and no transaction.
+    # What clients poll: one thread, one connection, one statement.
     parsed = ids.parse(ids.Prefix.BATCH, batch_id)
     with parts.database.reading() as session:
-        caller = visitor.admit(session)
-        batch = None if parsed is None else batches.get(session, caller.project_id, parsed)
+        if parsed is None:
+            visitor.admit(session)
+            raise _unknown(batch_id)
+        _, batch = visitor.admit_beside(session, Batch, batches.of_key(parsed))
     return view.batch_object(_known(batch, batch_id))
 
 

@@ -21,6 +21,9 @@ WRITERS = 4
 """Most threads that write to the store what clients upload: the others, and the interpreter's lock
 with them, are left to requests that are answered in a moment."""
 
+READERS = 8
+"""Most threads that read from the store what clients download, a piece at a time by turns."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -36,6 +39,7 @@ class Parts:
     uploads: CapacityLimiter
     joins: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(JOINS))
     writers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(WRITERS))
+    readers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(READERS))
 
 
 async def parts_of(request: Request) -> Parts:

@@ -7,6 +7,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import ids
+from service.api.courtesy import Courtesy
 from service.api.errors import crashed, from_service
 from service.clock import Clock
 from service.errors import TooSlow, Unavailable
@@ -44,6 +45,7 @@ class Envelope:
         app: ASGIApp,
         *,
         clock: Clock,
+        courtesy: Courtesy | None = None,
         max_requests: int = 1_000,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -51,6 +53,7 @@ class Envelope:
         self._clock = clock
         self._max_requests = max_requests
         self._patience_s = patience_s
+        self._courtesy = Courtesy() if courtesy is None else courtesy
         self._under_way = 0  # counted on one event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,21 +63,25 @@ class Envelope:
             return
         request_id = ids.show(ids.Prefix.REQUEST, ids.new_id())
         begun, status = self._clock(), 0
+        asking = self._courtesy.arrive()
 
         async def stamped(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                self._courtesy.leave(asking)
                 _add_headers(message, scope, request_id)
             await send(message)
 
-        body_ended = False
+        body_ended = carries = False
 
         async def patient() -> Message:
-            nonlocal body_ended
+            nonlocal body_ended, carries
             # After the body, and beside an answer, this waits for the client to go away.
             if body_ended or status:
                 return await receive()
+            if carries:
+                await self._courtesy.stand_aside()
             try:
                 with fail_after(self._patience_s):
                     message = await receive()
@@ -83,6 +90,10 @@ class Envelope:
                     f"Nothing more of the request's body came for {self._patience_s:g} s."
                 ) from error
             body_ended = not message.get("more_body", False)
+            if not body_ended:
+                # In several pieces come files, whose senders expect to wait.
+                carries = True
+                self._courtesy.leave(asking)
             return message
 
         self._under_way += 1
@@ -99,6 +110,7 @@ class Envelope:
                     await crashed()(scope, receive, stamped)
             finally:
                 self._under_way -= 1
+                self._courtesy.leave(asking)
             _log.info(
                 "request",
                 method=scope["method"],

@@ -3,21 +3,18 @@
 from collections.abc import Generator
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import chain
 from typing import Annotated, Literal
 from urllib.parse import quote
 
 import structlog
-from anyio import CancelScope
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.types import Receive, Scope, Send
 
 from service import ids, view
 from service.api import ranges
 from service.api.auth import Caller, Reader, Submitter
+from service.api.content import ContentResponse
 from service.api.deps import Needs, Parts
 from service.api.errors import documented
 from service.api.idempotency import DigestingSink, Key, Once, digest
@@ -101,7 +98,7 @@ async def create_file(
         )
         reply = await run_sync(_record, parts, file, once)
         if isinstance(reply, Response):
-            await run_sync(withdraw, parts, writer, storage_key, forget)
+            await run_sync(withdraw, parts, writer, storage_key, forget, limiter=parts.writers)
     return reply
 
 
@@ -145,7 +142,7 @@ def retrieve_file(file_id: str, caller: Reader, parts: Needs) -> FileObject:
         **documented(404, 416),
     },
 )
-def retrieve_content(
+async def retrieve_content(
     file_id: str,
     caller: Reader,
     parts: Needs,
@@ -153,7 +150,7 @@ def retrieve_content(
     if_range: Annotated[str | None, Header()] = None,
 ) -> Response:
     """The file's bytes, streamed."""
-    file = _find(parts, caller, file_id)
+    file = await run_sync(_find, parts, caller, file_id)
     etag = f'"{file.id.hex}"'
     span = ranges.wanted(range_, file.bytes) if if_range in (None, etag) else None
     headers = {
@@ -165,8 +162,11 @@ def retrieve_content(
     }
     if span is not None:
         headers["content-range"] = span.content_range(file.bytes)
+    first, rest = await run_sync(_opened, parts, file, span, limiter=parts.readers)
     return ContentResponse(
-        *_opened(parts, file, span),
+        first,
+        rest,
+        parts.readers,
         status_code=200 if span is None else 206,
         headers=headers,
         media_type="application/octet-stream",
@@ -174,8 +174,16 @@ def retrieve_content(
 
 
 @router.delete("/{file_id}", responses=documented(404))
-def delete_file(file_id: str, caller: Submitter, parts: Needs) -> FileDeleted:
+async def delete_file(file_id: str, caller: Submitter, parts: Needs) -> FileDeleted:
     """Take a file away. An unfinished batch that reads it keeps its bytes until it has ended."""
+    file, in_use = await run_sync(_mark_deleted, parts, caller, file_id)
+    if not in_use:
+        await run_sync(_remove_bytes, parts, file, limiter=parts.writers)
+    return FileDeleted(id=file_id, object="file", deleted=True)
+
+
+def _mark_deleted(parts: Parts, caller: Caller, file_id: str) -> tuple[File, bool]:
+    """The file, and whether its bytes are still read by a batch."""
     parsed = ids.parse(ids.Prefix.FILE, file_id)
     if parsed is None:
         raise _unknown(file_id)
@@ -183,10 +191,7 @@ def delete_file(file_id: str, caller: Submitter, parts: Needs) -> FileDeleted:
         file = files.mark_deleted(session, caller.project_id, parsed, now(session))
         if file is None:
             raise _unknown(file_id)
-        in_use = batches.reads_file(session, file.id)
-    if not in_use:
-        _remove_bytes(parts, file)
-    return FileDeleted(id=file_id, object="file", deleted=True)
+        return file, batches.reads_file(session, file.id)
 
 
 def _remove_bytes(parts: Parts, file: File) -> None:
@@ -239,32 +244,6 @@ def _find(parts: Parts, caller: Caller, file_id: str) -> File:
         if file is not None:
             return file
     raise _unknown(file_id)
-
-
-class ContentResponse(StreamingResponse):
-    """The bytes of an object, let go of as soon as the client has them or has gone away."""
-
-    def __init__(
-        self,
-        first: bytes,
-        rest: Generator[bytes],
-        *,
-        status_code: int,
-        headers: dict[str, str],
-        media_type: str,
-    ) -> None:
-        super().__init__(
-            chain([first], rest), status_code=status_code, headers=headers, media_type=media_type
-        )
-        self._rest = rest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream; then close the connection to the store, which a broken off read still holds."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            with CancelScope(shield=True):
-                await run_sync(self._rest.close)
 
 
 def _opened(parts: Parts, file: File, span: ranges.Span | None) -> tuple[bytes, Generator[bytes]]:

@@ -37,7 +37,7 @@ async def stored(parts: Parts, key: str, forget: Forget) -> AsyncIterator[Object
             yield writer
         except BaseException:
             with CancelScope(shield=True):
-                await run_sync(withdraw, parts, writer, key, forget)
+                await run_sync(withdraw, parts, writer, key, forget, limiter=parts.writers)
             raise
     finally:
         parts.uploads.release_on_behalf_of(place)

@@ -27,12 +27,6 @@ def _faults(body: ChatBody | CompletionBody | ResponsesBody) -> Iterator[Fault]:
                 yield _invalid("top_logprobs", "it needs 'logprobs' to be true")
             yield from _one_form(body, _forms_of_chat(body))
         case CompletionBody():
-            if body.echo and body.logprobs is not None:
-                reason = (
-                    "Unsupported parameter: 'logprobs' is not supported together with 'echo'; "
-                    "the prompt's own are not computed."
-                )
-                yield Fault(reason, "logprobs", "unsupported_parameter")
             if 1 < (body.best_of or 1) < (body.n or 1):
                 yield _invalid("best_of", "it must not be less than 'n'")
             yield from _one_form(body, [])

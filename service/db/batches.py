@@ -24,7 +24,7 @@ from service.batch import (
     before,
 )
 from service.db import files, lines, queue, webhooks
-from service.db.models import Batch, File, Part, Shard, Stage
+from service.db.models import ApiKey, Batch, File, Part, Shard, Stage
 from service.errors import Conflict
 from service.ids import new_id
 from service.webhook import EVENT_OF
@@ -77,6 +77,15 @@ def get(session: Session, project_id: UUID, batch_id: UUID) -> Batch | None:
     """The project's batch of that id."""
     return session.scalar(
         select(Batch).where(_is(project_id, batch_id), Batch.deleted_at.is_(None))
+    )
+
+
+def of_key(batch_id: UUID) -> ColumnElement[bool]:
+    """Ties a batch to the key of the project that it is of."""
+    return and_(
+        Batch.id == batch_id,
+        Batch.project_id == ApiKey.project_id,
+        Batch.deleted_at.is_(None),
     )
 
 

@@ -8,11 +8,13 @@ import hmac
 import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from service.db.base import Base
 from service.db.models import ApiKey, Project, Right
 from service.db.session import now
 from service.ids import new_id
@@ -20,6 +22,8 @@ from service.ids import new_id
 KEY_PREFIX = "sk-hr-"
 SHOWN_CHARACTERS = 4
 USE_RECORDED_EVERY = timedelta(minutes=1)
+
+T = TypeVar("T", bound=Base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +89,33 @@ def use(session: Session, plaintext: str) -> ApiKey | None:
     """
     key, stale = _found(session, plaintext)
     if key is not None and stale:
-        # Looked at again, since many requests may have found it stale at once.
-        session.execute(
-            update(ApiKey)
-            .where(ApiKey.id == key.id, _stale())
-            .values(last_used_at=func.clock_timestamp())
-            .execution_options(synchronize_session=False)
-        )
+        _stamp(session, key)
     return key
+
+
+def use_beside(
+    session: Session, plaintext: str, beside: type[T], on: ColumnElement[bool]
+) -> tuple[ApiKey | None, T | None]:
+    """As `use`, and in the same statement the one row of another table that `on` ties to the key:
+    for what clients ask again and again, a round trip and its two waits for a core less."""
+    digest = _digest(plaintext)
+    query = select(ApiKey, _stale(), beside).outerjoin(beside, on).where(_is(digest))
+    row = session.execute(query).one_or_none()
+    if row is None or not hmac.compare_digest(row[0].hash, digest):
+        return None, None
+    if row[1]:
+        _stamp(session, row[0])
+    return row[0], row[2]
+
+
+def _stamp(session: Session, key: ApiKey) -> None:
+    # Looked at again, since many requests may have found it stale at once.
+    session.execute(
+        update(ApiKey)
+        .where(ApiKey.id == key.id, _stale())
+        .values(last_used_at=func.clock_timestamp())
+        .execution_options(synchronize_session=False)
+    )
 
 
 def keys_of(session: Session, project_id: UUID | None = None) -> list[ApiKey]:
@@ -124,11 +147,14 @@ def hint(plaintext: str) -> str:
 def _found(session: Session, plaintext: str) -> tuple[ApiKey | None, bool]:
     """The key, and whether its stamp is old: one statement, since each request begins with it."""
     digest = _digest(plaintext)
-    query = select(ApiKey, _stale()).where(ApiKey.hash == digest, ApiKey.revoked_at.is_(None))
-    row = session.execute(query).one_or_none()
+    row = session.execute(select(ApiKey, _stale()).where(_is(digest))).one_or_none()
     if row is None or not hmac.compare_digest(row[0].hash, digest):
         return None, False
     return row[0], row[1]
+
+
+def _is(digest: bytes) -> ColumnElement[bool]:
+    return and_(ApiKey.hash == digest, ApiKey.revoked_at.is_(None))
 
 
 def _stale() -> ColumnElement[bool]:

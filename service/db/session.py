@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from select import POLLIN, poll
 from typing import Any
 
 import psycopg
@@ -20,7 +21,7 @@ PATIENCE_S = 5.0
 not hang."""
 
 RESTED_S = 1.0
-"""A connection used more lately is taken to stand; where it does not, one request is told so."""
+"""A connection used more lately is taken to stand, unless its server has sent something since."""
 
 _RESTS_SINCE = "rests_since"
 
@@ -54,7 +55,7 @@ class Database:
                 "tcp_user_timeout": 20_000,
             },
         )
-        _ping_rested(self.engine, clock)
+        _ping_doubtful(self.engine, clock)
         self._sessions = sessionmaker(self.engine, expire_on_commit=False)
         # The same pool; its BEGIN and COMMIT would be two of a small read's four round trips.
         self._reads = sessionmaker(
@@ -81,10 +82,13 @@ class Database:
         self.engine.dispose()
 
 
-def _ping_rested(engine: Engine, clock: Clock) -> None:
-    """Have a connection that rested asked whether it still stands, before anyone gets it.
+def _ping_doubtful(engine: Engine, clock: Clock) -> None:
+    """Have a connection of which it is not certain asked whether it still stands, before anyone
+    gets it.
 
-    The pool's own `pool_pre_ping` asks each time: of a small read's three round trips, one.
+    The pool's own `pool_pre_ping` asks each time: of a small read's three round trips, one. But a
+    server that stopped or was killed has told so: without being asked, it only ever sends its last
+    words, and where it could not even do that, the end of the stream can be read.
     """
 
     def rests(_connection: DBAPIConnection, record: ConnectionPoolEntry) -> None:
@@ -92,7 +96,7 @@ def _ping_rested(engine: Engine, clock: Clock) -> None:
 
     def ping(connection: DBAPIConnection, record: ConnectionPoolEntry, _proxy: object) -> None:
         since = record.info.get(_RESTS_SINCE)
-        if since is None or clock() - since < RESTED_S:
+        if since is None or (clock() - since < RESTED_S and not _has_word(connection)):
             return
         try:
             engine.dialect.do_ping(connection)
@@ -102,6 +106,13 @@ def _ping_rested(engine: Engine, clock: Clock) -> None:
 
     event.listen(engine, "checkin", rests)
     event.listen(engine, "checkout", ping)
+
+
+def _has_word(connection: DBAPIConnection) -> bool:
+    """Whether there is anything to be read of a connection that has nothing to answer."""
+    waiting = poll()  # not select(), which takes no descriptor above 1,023
+    waiting.register(_psycopg(connection).fileno(), POLLIN)
+    return bool(waiting.poll(0))
 
 
 def now(session: Session) -> datetime:
@@ -117,7 +128,10 @@ def wait_briefly(session: Session) -> None:
 
 def driver(session: Session) -> psycopg.Connection[Any]:
     """The psycopg connection under the session, for COPY."""
-    connection = session.connection().connection.driver_connection
+    return _psycopg(session.connection().connection.driver_connection)
+
+
+def _psycopg(connection: object) -> psycopg.Connection[Any]:
     if not isinstance(connection, psycopg.Connection):
         raise TypeError("the database driver is not psycopg")
     return connection

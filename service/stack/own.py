@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.db.models import Worker
 from service.db.session import Database, now
 from service.stack.choice import engine_name
-from service.stack.part import Part, StopStep
+from service.stack.part import BULK_NICE, Part, StopStep
 from service.stack.ports import LOOPBACK
 from service.stack.roster import Prepare
 
@@ -58,6 +58,7 @@ def prepare_own(
             url=None,
             ready=lambda pid: _is_connected(pid, broker),
             stop=WORKER_STOP,
+            nice=BULK_NICE,
         )
 
     return [
@@ -116,6 +117,7 @@ def _engine(home: Path, environment: Mapping[str, str], model: str, database: Da
             ready=lambda _: registration.seen(),
             stop=WORKER_STOP,
             start_s=ENGINE_START_S,
+            nice=BULK_NICE,
             before_start=registration.note_time,
         )
 

@@ -6,6 +6,10 @@ from enum import StrEnum
 from pathlib import Path
 from signal import Signals
 
+BULK_NICE = 10
+"""Of what moves and computes in bulk: it has whatever the API and the database leave of the cores,
+and of two that both want a core about a tenth (110 of 1,134 by Linux's weights)."""
+
 
 def _nothing() -> None:
     pass
@@ -53,6 +57,7 @@ class Part:
     user: int | None = None  # uid and gid to run as; None: ours
     outside: tuple[Path, ...] = ()  # files it makes outside its folder; removed once it stopped
     before_start: Callable[[], None] = _nothing  # done before each start, restarts included
+    nice: int = 0  # added to ours: 0 for what somebody waits for, more for what is done in bulk
 
     @property
     def port(self) -> int | None:

@@ -9,7 +9,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from service.stack.part import Part, StopStep
+from service.stack.part import BULK_NICE, Part, StopStep
 from service.stack.ports import LOOPBACK, is_free
 from service.stack.private import write_private
 from service.stack.programs import weed_program
@@ -55,6 +55,7 @@ def prepare_seaweedfs(
         # then and written bytes are with the kernel, so killing it sooner loses nothing.
         stop=(StopStep(Signals.SIGTERM, 1.5),),
         outside=tuple(_local_sockets(ports)),
+        nice=BULK_NICE,
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from service.api.deps import Parts
+from service.api.deps import READERS, Parts
 from service.db.session import RESTED_S, Database
 from service.ids import Prefix, new_id, show
-from service.settings import Settings
+from service.settings import MIB, Settings
 from service.storage import ObjectWriter, Storage
 from service.wake import Waker
 from tests.integration.api_server import Api, Server, app_over, eventually, serving
@@ -153,6 +153,45 @@ def test_uploads_into_a_store_that_hangs_leave_threads_for_polls(settings: Setti
         assert [reply.status_code for reply in replies] == [200] * (THREADS + 10)
 
 
+class _SilentStorage(Storage):
+    """A store whose objects do not come for a while."""
+
+    answers = threading.Event()
+
+    def stream(
+        self, key: str, start: int = 0, length: int | None = None, chunk: int = MIB
+    ) -> Generator[bytes]:
+        assert self.answers.wait(30)
+        yield from super().stream(key, start, length, chunk)
+
+
+def test_downloads_from_a_store_that_hangs_leave_threads_for_polls(settings: Settings) -> None:
+    with (
+        closing(_SilentStorage.from_settings(settings)) as silent,
+        _api(settings, silent) as (api, parts),
+    ):
+        silent.ensure_bucket()
+        with api.http() as http:
+            file_id = http.post("/v1/files", **FORM).json()["id"]
+        replies: list[httpx.Response] = []
+        path = f"/v1/files/{file_id}/content"
+
+        def download() -> None:
+            replies.extend(_at_once(api, THREADS + 10, "GET", path))
+
+        downloading = threading.Thread(target=download)
+        downloading.start()
+        try:
+            eventually(lambda: parts.readers.statistics().tasks_waiting > THREADS - READERS)
+            for _ in range(20):
+                assert _poll(api).status_code == 404
+            assert replies == []
+        finally:
+            _SilentStorage.answers.set()
+            downloading.join()
+        assert [reply.content for reply in replies] == [b"{}\n"] * (THREADS + 10)
+
+
 # Connections that the server ended
 
 
@@ -183,6 +222,18 @@ def test_a_connection_that_was_cut_while_it_rested_is_made_anew(
         session.execute(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": before})
     time[0] += RESTED_S
     with resting.transaction() as session:
+        assert _backend(session) != before
+
+
+def test_a_connection_that_was_cut_a_moment_ago_is_made_anew(
+    resting: Database, database: Database
+) -> None:
+    """Its server's last words lie there to be read: no request has to fail to find it out."""
+    with resting.reading() as session:
+        before = _backend(session)
+    with database.transaction() as session:
+        session.execute(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": before})
+    with resting.reading() as session:
         assert _backend(session) != before
 
 

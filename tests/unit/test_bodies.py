@@ -606,11 +606,10 @@ def test_what_asks_for_no_form_stands_beside_another() -> None:
     assert chat(tools=TOOLS, tool_choice="none", response_format=SCHEMA).tools
 
 
-def test_log_probabilities_of_an_echoed_prompt_are_refused() -> None:
+def test_log_probabilities_of_an_echoed_prompt_can_be_asked_for() -> None:
     assert completion(echo=True).echo
     assert completion(logprobs=3).logprobs == 3
-    fault = fault_of(completion, echo=True, logprobs=0)
-    assert (fault.param, fault.code) == ("logprobs", "unsupported_parameter")
+    assert completion(echo=True, logprobs=0).logprobs == 0
 
 
 def test_a_conversation_with_calls_can_be_sent_again_as_it_came() -> None:

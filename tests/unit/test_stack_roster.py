@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from service.stack import process
-from service.stack.part import Part, PartState, StackError, StopStep
+from service.stack.part import BULK_NICE, Part, PartState, StackError, StopStep
 from service.stack.ports import LOOPBACK, choose
 from service.stack.roster import LONGEST_DELAY_S, Roster, delay
 
@@ -214,3 +214,15 @@ def test_a_log_that_is_too_long_starts_over_under_a_part_that_goes_on(
         part.write(b"next")
     assert log.read_bytes() == b"next"
     assert log.with_suffix(".log.1").read_bytes() == b"short and longer"
+
+
+def test_a_part_that_works_in_bulk_lets_others_go_first(roster: Roster, tmp_path: Path) -> None:
+    part = replace(part_of(tmp_path, name="bulk"), nice=BULK_NICE)
+    roster.begin(lambda: part)
+    (member,) = roster.members
+    assert member.pid is not None
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, member.pid) == min(ours + BULK_NICE, 19)
+    session = Path(f"/proc/{member.pid}/autogroup")
+    if session.exists():
+        assert session.read_text().split()[-1] == f"{BULK_NICE}"

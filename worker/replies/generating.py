@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any, assert_never
 
 from engine.calls import Call
-from engine.request import FinishReason, Generation
+from engine.request import FinishReason, Generation, TokenLogprob
 from service.bodies.chat import ChatBody
 from service.bodies.completions import CompletionBody
 from service.bodies.responses import ResponsesBody
 from service.ids import new_id
 from worker.labelling import Scored, scored
 from worker.prompts import Generate
-from worker.replies.logprobs import of_chat, of_completion
+from worker.replies.logprobs import Echo, of_chat, of_completion
 from worker.replies.usage import Reply, Usage
 
 
@@ -83,8 +83,10 @@ def _chat_completion(
 
 def _chat_choice(prompt: Generate, answer: Generation) -> dict[str, Any]:
     text, calls = answer.text, list[Call]()
-    if prompt.form is not None and prompt.form.param == "tools" and prompt.tokenizer.calls:
-        text, calls = prompt.tokenizer.calls.read(answer.text)
+    form = prompt.tokenizer.calls
+    offered = prompt.form is not None and prompt.form.param == "tools"
+    if form and offered and (form.token is None or form.token in answer.token_ids):
+        text, calls = form.read(answer.text)
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if calls:
         message["content"] = text.strip() or None
@@ -99,7 +101,8 @@ def _chat_choice(prompt: Generate, answer: Generation) -> dict[str, Any]:
 
 def _tool_call(call: Call) -> dict[str, Any]:
     return {
-        "id": f"call_{new_id().hex}",
+        # Some templates take no id again but one of the model's own kind.
+        "id": call.id or f"call_{new_id().hex}",
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }
@@ -114,16 +117,18 @@ def _completion(
 ) -> dict[str, Any]:
     choices: list[dict[str, Any]] = []
     for position in range(len(prompt.sequences)):
-        echoed = _echoed(prompt, asked, position) if asked.echo else ""
         begin = position * prompt.choices
+        echoed = Echo("", (), special=False)
+        if asked.echo:
+            echoed = _echoed(prompt, asked, position, answers[begin])
         for answer in _likeliest(answers[begin : begin + prompt.choices], prompt.told):
             logprobs = None
             if asked.logprobs is not None:
-                logprobs = of_completion(answer, prompt.tokenizer)
+                logprobs = of_completion(answer, prompt.tokenizer, echoed)
             choices.append(
                 {
                     "index": len(choices),
-                    "text": echoed + answer.text,
+                    "text": echoed.text + answer.text,
                     "logprobs": logprobs,
                     "finish_reason": answer.finish_reason,
                 }
@@ -150,12 +155,15 @@ def _mean_logprob(answer: Generation) -> float:
     return sum(each.logprob for each in told) / max(1, len(told))
 
 
-def _echoed(prompt: Generate, asked: CompletionBody, position: int) -> str:
-    """A prompt as text: as it was given, or what its tokens say."""
-    given = asked.prompt[position]
+def _echoed(prompt: Generate, asked: CompletionBody, position: int, first: Generation) -> Echo:
+    """A prompt as text: as it was given, or what its tokens say. The first answer tells of it."""
+    given, tokens = asked.prompt[position], prompt.sequences[position]
+    told: tuple[int | TokenLogprob, ...] = ()
+    if first.prompt_logprobs is not None:
+        told = (tokens[0], *first.prompt_logprobs)
     if isinstance(given, str):
-        return given
-    return prompt.tokenizer.decode(given, skip_special_tokens=False)
+        return Echo(given, told, special=False)
+    return Echo(prompt.tokenizer.decode(given, skip_special_tokens=False), told, special=True)
 
 
 def _response(

@@ -5,11 +5,14 @@ Of the tokens whose text is in the answer: neither the one that ended it nor wha
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.request import Generation, TokenLogprob
 from engine.surface import TokenizerLike
+
+Told = TypeVar("Told", bound=int | TokenLogprob)
 
 _LEAST = -9999.0
 """As the reference tells a token that cannot come; JSON has no infinity."""
@@ -24,41 +27,70 @@ def of_chat(answer: Generation, tokenizer: TokenizerLike) -> dict[str, Any] | No
             **_chat_token(told.token, told.logprob, tokenizer),
             "top_logprobs": [_chat_token(*each, tokenizer) for each in told.top],
         }
-        for told, _ in _written(answer, answer.logprobs, tokenizer)
+        for told, _ in _placed(answer.text, answer.logprobs, tokenizer)
     ]
     return {"content": content, "refusal": None}
 
 
-def of_completion(answer: Generation, tokenizer: TokenizerLike) -> dict[str, Any] | None:
-    """The reference's `Logprobs` of completions; offsets count characters."""
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that stands before its answer: its text, its first token and what is told of the
+    others. With `special`, the names of special tokens are in the text."""
+
+    text: str
+    told: tuple[int | TokenLogprob, ...]
+    special: bool
+
+
+_NOTHING = Echo("", (), special=False)
+
+
+def of_completion(
+    answer: Generation, tokenizer: TokenizerLike, echo: Echo = _NOTHING
+) -> dict[str, Any] | None:
+    """The reference's `Logprobs` of completions; offsets count characters.
+
+    Of an echoed prompt's first token nothing is known, as nothing stands before it.
+    """
     if answer.logprobs is None:
         return None
-    written = _written(answer, answer.logprobs, tokenizer)
+    prompt = _placed(echo.text, echo.told, tokenizer, special=echo.special)
+    made = _placed(answer.text, answer.logprobs, tokenizer)
+    written = [*prompt, *((told, len(echo.text) + offset) for told, offset in made)]
     return {
-        "tokens": [_text(told.token, tokenizer) for told, _ in written],
-        "token_logprobs": [_number(told.logprob) for told, _ in written],
+        "tokens": [_text(_token(told), tokenizer) for told, _ in written],
+        "token_logprobs": [
+            None if isinstance(told, int) else _number(told.logprob) for told, _ in written
+        ],
         "top_logprobs": [
-            {_text(token, tokenizer): _number(each) for token, each in told.top}
+            None
+            if isinstance(told, int)
+            else {_text(token, tokenizer): _number(each) for token, each in told.top}
             for told, _ in written
         ],
         "text_offset": [offset for _, offset in written],
     }
 
 
-def _written(
-    answer: Generation, logprobs: Sequence[TokenLogprob], tokenizer: TokenizerLike
-) -> list[tuple[TokenLogprob, int]]:
+def _token(told: int | TokenLogprob) -> int:
+    return told if isinstance(told, int) else told.token
+
+
+def _placed(
+    text: str, told: Sequence[Told], tokenizer: TokenizerLike, *, special: bool = False
+) -> list[tuple[Told, int]]:
     """Each token that is in the text, and at which character it begins."""
-    ends = list(accumulate(len(character.encode()) for character in answer.text))
+    ends = list(accumulate(len(character.encode()) for character in text))
     place = 0  # counts bytes, since a token may be a part of a character
     found = []
-    for told in logprobs:
+    for each in told:
         if not ends or place >= ends[-1]:
             break
-        found.append((told, bisect_right(ends, place)))
+        found.append((each, bisect_right(ends, place)))
         # What is left out of a text, as a special token is, takes no place in it.
-        if tokenizer.decode([told.token]):
-            place += len(tokenizer.token_bytes(told.token))
+        token = _token(each)
+        if special or tokenizer.decode([token]):
+            place += len(tokenizer.token_bytes(token))
     return found
 
 

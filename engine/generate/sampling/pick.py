@@ -48,6 +48,25 @@ def pick(scores: Tensor, draws: Sequence[Draw]) -> list[Pick | None]:
     ]
 
 
+def told(scores: Tensor, tokens: Sequence[int], count: int) -> list[TokenLogprob | None]:
+    """How likely the token of each row was, and the `count` likeliest; None for what is no number.
+
+    scores: float32 [tokens, vocab].
+    """
+    logprobs = torch.log_softmax(scores, dim=-1)
+    own = logprobs.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0]
+    values, ids = logprobs.topk(min(count, logprobs.shape[1]))
+    tops = [
+        tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
+    return [
+        TokenLogprob(token, logprob, top) if sound else None
+        for token, logprob, top, sound in zip(
+            tokens, own.tolist(), tops, (~own.isnan()).tolist(), strict=True
+        )
+    ]
+
+
 def _tell(
     raw: Tensor, draws: Sequence[Draw], tokens: Sequence[int], fine: Sequence[int]
 ) -> dict[int, Pick]:

@@ -289,8 +289,12 @@ class Stack:
         for name in OWN:
             parent = psutil.Process(self.member(name).pid)
             family = [parent, *parent.children(recursive=True)]
-            memory = sum(each.memory_info().rss for each in family) // MIB
-            found[name] = memory, sum(each.num_fds() for each in family)
+            memory = files = 0
+            for each in family:
+                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                    memory += each.memory_info().rss
+                    files += each.num_fds()
+            found[name] = memory // MIB, files
         return found
 
     def query(self, statement: str, *values: object) -> list[tuple[object, ...]]:

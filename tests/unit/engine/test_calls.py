@@ -1,5 +1,6 @@
 """Is it read from a chat template how its model calls tools?"""
 
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -46,10 +47,36 @@ WITHOUT = "{% for m in messages %}<|im_start|>{{ m.role + m.content }}<|im_end|>
 WITH_IDS = HERMES.replace(
     """{{- '}\\n</tool_call>' }}""", """{{- ', "id": "' + call.id + '"}' }}"""
 )
-SPECIAL = ["<|im_start|>", "<|im_end|>"]
+# The parts that matter of Mistral 7B v0.3's: tools are shown to the last question alone.
+MISTRAL = r"""
+{%- set asked = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- set ns = namespace(index=0) %}
+{%- for message in messages %}
+{%- if not (message.role == 'tool' or message.tool_calls) %}
+{%- if (message.role == 'user') != (ns.index % 2 == 0) %}
+{{- raise_exception('roles must alternate') }}{%- endif %}
+{%- set ns.index = ns.index + 1 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{%- if tools and message == asked[-1] %}{{- '[AVAILABLE_TOOLS] [' }}
+{%- for tool in tools %}{{- tool | tojson }}{{- ', ' if not loop.last }}{%- endfor %}
+{{- '][/AVAILABLE_TOOLS]' }}{%- endif %}
+{{- '[INST] ' + message.content + '[/INST]' }}
+{%- elif message.tool_calls %}{{- '[TOOL_CALLS] [' }}
+{%- for call in message.tool_calls %}
+{%- set out = call.function | tojson %}{{- out[:-1] }}
+{%- if call.id | length != 9 %}{{- raise_exception('ids have length 9') }}{%- endif %}
+{{- ', "id": "' + call.id + '"}' }}
+{{- ', ' if not loop.last else ']<|im_end|>' }}{%- endfor %}
+{%- elif message.role == 'tool' %}
+{{- '[TOOL_RESULTS] {"content": ' + message.content + '}[/TOOL_RESULTS]' }}
+{%- else %}{{- ' ' + message.content + '<|im_end|>' }}
+{%- endif %}{%- endfor %}"""
+
+SPECIAL = {"<|im_start|>": 1, "<|im_end|>": 2}
 
 
-def form_of(template: str, special: list[str] = SPECIAL) -> CallForm | None:
+def form_of(template: str, special: dict[str, int] = SPECIAL) -> CallForm | None:
     def render(messages: Any, tools: Any, begins: Any) -> str:
         try:
             return str(
@@ -67,6 +94,10 @@ def form_of(template: str, special: list[str] = SPECIAL) -> CallForm | None:
 
 
 TAGGED = CallForm('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n")
+LISTED = CallForm(
+    '{"name": "', '", "arguments": ', ', "id": "', ", ",
+    opening=" [", closing="]", id_end='"}', token=5,
+)  # fmt: skip
 BARE = CallForm('{"name": "', '", "parameters": ', "}", None)
 
 
@@ -82,9 +113,38 @@ def test_a_form_is_what_the_template_makes_of_calls(
 
 def test_a_template_without_a_place_for_tools_has_no_form() -> None:
     assert form_of(WITHOUT) is None
-    assert "call.id" in WITH_IDS
-    assert form_of(WITH_IDS) is None  # an id would have to be made up
-    assert form_of(HERMES, [*SPECIAL, "<tool_call>"]) is None
+    first = HERMES.replace('{"name": "\' + call', '{"id": "\' + call.id + \'", "name": "\' + call')
+    assert first.count("call.id") == 1
+    assert form_of(first) is None  # an id is read where a call ends, and nowhere else
+
+
+def test_a_call_may_end_with_its_id() -> None:
+    assert form_of(WITH_IDS) == replace(TAGGED, end=', "id": "', id_end='"}')
+
+
+def test_a_list_of_calls_behind_a_special_token_is_known() -> None:
+    assert form_of(MISTRAL, {**SPECIAL, "[TOOL_CALLS]": 5}) == LISTED
+    plain = form_of(MISTRAL)
+    assert plain is not None
+    assert (plain.token, plain.opening, plain.sign) == (None, "[TOOL_CALLS] [", "[TOOL_CALLS] [")
+
+
+def test_a_special_word_may_begin_a_call() -> None:
+    form = form_of(HERMES, {**SPECIAL, "<tool_call>": 5})
+    assert form is not None
+    assert (form.token, form.head, form.end) == (5, '\n{"name": "', "}\n</tool_call>")
+    assert form.between is None  # what stands between two calls is no text
+
+
+def test_listed_calls_are_read_with_their_ids() -> None:
+    one = '{"name": "a", "arguments": {"x": 1}, "id": "abcDEF123"}'
+    two = '{"name": "b", "arguments": {}, "id": "000000000"}'
+    calls = [Call("a", '{"x": 1}', "abcDEF123"), Call("b", "{}", "000000000")]
+    for before in ("", " ", "Let me see. "):
+        assert LISTED.read(f"{before}[{one}, {two}]") == (before, calls)
+    assert LISTED.read(f"[{one}, {two[:-5]}") == ("", calls[:1])
+    assert LISTED.read(f"[{one[:-2]}") == (f"[{one[:-2]}", [])
+    assert LISTED.read("[1, 2]") == ("[1, 2]", [])
 
 
 def test_calls_are_read_as_they_are_written() -> None:

@@ -528,6 +528,56 @@ def test_steps_grow_again_after_a_shortage_that_has_passed(any_decoder: MakeDeco
     assert sizes[-2] == limit
 
 
+def told_prompts(folder: Path, requests: list[GenerateRequest], **config: Any) -> list[Any]:
+    engine = Engine(EngineConfig(model=folder, kind=Kind.GENERATE, context_length=128, **config))
+    assert engine.status.path == "packed"
+    found = dict(engine.run(requests))
+    assert engine.status.kv_held == 0
+    return [found[n] for n in range(len(requests))]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2", "gpt2", "gpt-oss"])
+@pytest.mark.parametrize("config", [{}, {"prefill_tokens": 11, "cache_tokens": 96}])
+def test_prompts_tell_how_likely_they_were(
+    any_decoder: MakeDecoder, name: str, config: dict[str, int]
+) -> None:
+    """Beside others that share their beginnings, in pieces, with more tokens than a step tells."""
+    folder = any_decoder(name)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    sampling = dataclasses.replace(greedy(), prompt_logprobs=3)
+    asked = [GenerateRequest(n, prompt, greedy()) for n, prompt in enumerate(prompts())]
+    asked += [GenerateRequest(len(asked) + n, p, sampling) for n, p in enumerate(prompts())]
+    results = told_prompts(folder, asked, **config)
+    assert tokens_of(dict(enumerate(results))) == reference(folder) * 2
+    for prompt, result in zip(prompts(), results[len(prompts()) :], strict=True):
+        with torch.inference_mode():
+            scores = model(torch.tensor([prompt])).logits[0].double()
+        expected = torch.log_softmax(scores, dim=-1)
+        assert [each.token for each in result.prompt_logprobs] == list(prompt[1:])
+        for place, each in enumerate(result.prompt_logprobs):
+            wanted = float(expected[place, each.token])
+            assert each.logprob == pytest.approx(wanted, abs=2e-3, rel=1e-3)
+            values = [value for _, value in each.top]
+            best = expected[place].topk(3).values.tolist()
+            assert values == pytest.approx(best, abs=2e-3, rel=1e-3)
+    assert all(result.prompt_logprobs is None for result in results[: len(prompts())])
+
+
+def test_a_prompt_is_told_once_though_its_answer_waits_for_memory(any_decoder: MakeDecoder) -> None:
+    folder = any_decoder("llama")
+    sampling = dataclasses.replace(greedy(30), prompt_logprobs=0)
+    asked = [GenerateRequest(n, prompt, sampling) for n, prompt in enumerate(crowd())]
+    engine = Engine(
+        EngineConfig(model=folder, kind=Kind.GENERATE, context_length=128, cache_tokens=96)
+    )
+    list(engine.run([GenerateRequest("short", (5,), greedy(1))]))  # so that memory runs out
+    results = dict(engine.run(asked))
+    assert engine.counters.preempted > 0
+    assert tokens_of(results) == reference(folder, 30, crowd)
+    for n, prompt in enumerate(crowd()):
+        assert [each.token for each in results[n].prompt_logprobs or ()] == list(prompt[1:])
+
+
 def test_another_error_of_the_model_is_not_taken_for_a_shortage(any_decoder: MakeDecoder) -> None:
     def fails(ids: torch.Tensor, positions: torch.Tensor) -> bool:
         msg = "a bug"

@@ -29,7 +29,7 @@ from engine.tokenizer import Tokenizer
 from service.bodies.check import InvalidBody, Rules
 from service.catalog import DEFAULT_CATALOG, Catalog, Model
 from tests.typed import exactly
-from tests.unit.engine.test_calls import HERMES, PLAIN
+from tests.unit.engine.test_calls import HERMES, MISTRAL, PLAIN
 from worker import plan, prompts
 from worker.answers import answered
 from worker.prompts import Generate
@@ -299,6 +299,39 @@ def test_an_echo_is_the_prompt_before_each_answer(real: Real) -> None:
         assert body["usage"] == plain["usage"]
 
 
+def test_an_echoed_prompt_tells_its_log_probabilities(real: Real) -> None:
+    text = "The capital of France is Paris, and the capital of Japan is Tokyo."
+    ids = tuple(real.tokenizer.encode_prompt(text))
+    other = "The capital of France is Lima."
+    given = {"echo": True, "logprobs": 2, "n": 2, "max_tokens": 3, "temperature": 0}
+    body = real.raw(COMPLETIONS, prompt=[text, other], **given)
+    assert body["choices"][0] == {
+        **body["choices"][1],
+        "index": 0,
+    }  # both choices have the prompt's
+    told = body["choices"][0]["logprobs"]
+    model = AutoModelForCausalLM.from_pretrained(real.folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = torch.log_softmax(model(torch.tensor([ids])).logits[0], dim=-1)
+    assert told["token_logprobs"][0] is None
+    assert told["top_logprobs"][0] is None
+    found = told["token_logprobs"][1 : len(ids)]
+    wanted = [float(expected[n, token]) for n, token in enumerate(ids[1:])]
+    assert found == pytest.approx(wanted, abs=1e-3)
+    for place, top in enumerate(told["top_logprobs"][1 : len(ids)]):
+        assert sorted(top.values()) == pytest.approx(
+            sorted(expected[place].topk(2).values.tolist()), abs=1e-3
+        )
+    whole = body["choices"][0]["text"]
+    assert whole.startswith(text)
+    assert len(told["tokens"]) == len(ids) + 3
+    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+        assert whole[offset:].startswith(token)
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    by_ids = real.raw(COMPLETIONS, prompt=[list(ids)], **given)
+    assert by_ids["choices"][0]["logprobs"]["tokens"] == told["tokens"]
+
+
 WEATHER = {
     "type": "function",
     "function": {
@@ -398,6 +431,42 @@ def test_a_call_that_may_be_made_is_held_to_its_schema_once_it_begins(
         if sign:
             assert accepts(real, form.grammar, f"Let me look.\n{call}{end}\n{call}{end}")
             assert not accepts(real, form.grammar, f"Let me look.\n{call}{end}\n{call}")
+
+
+def test_listed_calls_behind_a_special_token_are_made_and_read(
+    caller: Callable[[str], Real],
+) -> None:
+    """As Mistral's models call: the token is no text, and each call has an id of its own."""
+    real = caller(MISTRAL.replace("[TOOL_CALLS]", "<s>"))
+    form = real.tokenizer.calls
+    assert form is not None
+    assert form.token == 1
+    said = real.chat(tools=[WEATHER], tool_choice="required", max_tokens=600).choices[0]
+    assert said.finish_reason == "tool_calls"
+    assert said.message.content is None
+    for call in said.message.tool_calls or []:
+        assert re.fullmatch("[A-Za-z0-9]{9}", call.id)
+        assert set(json.loads(call.function.arguments)) == {"place", "unit"}
+    # They can be sent back with their ids, of which the template is particular.
+    turn = {"role": "assistant", "tool_calls": [c.model_dump() for c in said.message.tool_calls]}
+    answers = [
+        {"role": "tool", "tool_call_id": c.id, "content": "1"} for c in said.message.tool_calls
+    ]
+    prompt = read(real.tokenizer, CHAT, messages=[*USER, turn, *answers], tools=[WEATHER])
+    assert prompt.form is not None
+    one = '{"name": "weather", "arguments": {"place": "x", "unit": "C"}, "id": "abc123DEF"}'
+    grammar = prompt.form.grammar
+    assert accepts(real, grammar, f"Let me look.<s> [{one}, {one}]")
+    assert accepts(real, grammar, f"<s> [{one}]")
+    assert accepts(real, grammar, "[1, 2] is a list.")
+    assert not accepts(real, grammar, f"<s> [{one}, ]")
+    assert not accepts(real, grammar, f"<s> [{one.replace('abc123DEF', 'abc')}]")
+    assert not accepts(real, grammar, f"<s> [{one.replace('weather', 'whether')}]")
+    written = f" [{one}, {one}]"
+    for tokens, count in (((1, 5), 2), ((5,), 0)):  # without the token it is a text like any other
+        answer = Generation("id", written, tokens, FinishReason.STOP, 3, 0, 1)
+        message = answered(1, "c", prompt, [answer], labels=(), created=5).body["choices"][0]
+        assert len(message["message"].get("tool_calls", [])) == count
 
 
 def accepts(real: Real, grammar: Grammar, text: str) -> bool:

@@ -122,7 +122,7 @@ class Books(RuleBasedStateMachine):
             prompt = tuple(10 * part + place % 3 for part in shared for place in range(17))
             prompt += tuple(100 + own for _ in range(own))
             if len(prompt) + more <= 90:
-                group.append(Asked(self.number, prompt, more))
+                group.append(Asked(self.number, prompt, more, told=own % 4 == 0))
                 self.pending[self.number] = more
                 self.number += 1
         self.schedule.add(group)
