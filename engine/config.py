@@ -16,9 +16,10 @@ class Kind(StrEnum):
 
 
 class Quantize(StrEnum):
-    """What a model's linear layers are rounded to when it is loaded."""
+    """What a model's linear layers are rounded to when it is loaded; FP8 on CUDA devices alone."""
 
     INT8 = "int8"
+    FP8 = "fp8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,7 @@ class Quantize(StrEnum):
     """What the weights of a model's linear layers are rounded to."""
 
     INT8 = "int8"
+    FP8 = "fp8"
 
 
 class Category(StrEnum):

@@ -63,7 +63,7 @@ def products(
     match quantize:
         case Quantize.INT8:
             return Int8 if has_fast_int8() else None
-        case None:
+        case Quantize.FP8 | None:
             return Prepacked if can_prepack() else None
         case unreachable:
             assert_never(unreachable)

@@ -37,6 +37,7 @@ from engine.model.heads import Head, read_head
 from engine.model.int8 import quantize_
 from engine.model.linear import prepack_
 from engine.model.pooling import EmbeddingHead
+from engine.model.scaled import scale_
 from engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -187,8 +188,13 @@ def _auto_class(kind: Kind) -> Any:  # noqa: ANN401 transformers' Auto classes s
 def speed_up(model: Any, quantize: Quantize | None) -> None:  # noqa: ANN401 a PreTrainedModel
     """Put faster linear layers in the place of the model's own."""
     match quantize:
+        case Quantize.INT8 | Quantize.FP8 if next(model.parameters()).device.type == "cuda":
+            scale_(model, quantize)
         case Quantize.INT8:
             quantize_(model)
+        case Quantize.FP8:
+            log.warning("fp8 is for CUDA devices: the model stays as it is")
+            prepack_(model)
         case None:
             prepack_(model)
         case unreachable:
