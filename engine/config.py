@@ -33,6 +33,10 @@ class EngineConfig:
     beside those that the model's own files list. `quantize` rounds the weights of the linear layers
     once, and their inputs row by row.
 
+    `deterministic` asks that a result be the same to the bit whatever is computed beside it and
+    however it is cut into steps: models that are found not to do it are refused. Encoders that run
+    packed do it anyway; decoders do it on a CPU, and more slowly.
+
     Three limits bound a step, in tokens with padding: `token_budget` a batch of texts or prompts,
     `prefill_tokens` the piece of a prompt batch computed in one step (so that an abort need not
     wait for a long prompt), `cache_tokens` prompts and answers whose keys and values are held. A
@@ -65,5 +69,6 @@ class EngineConfig:
     pooling: str | None = None
     dimensions: tuple[int, ...] = ()
     quantize: Quantize | None = None
+    deterministic: bool = False
     memory_bytes: int | None = None
     cuda_graphs: bool = False

@@ -18,6 +18,7 @@ import torch
 from engine.config import EngineConfig, Kind
 from engine.encode.loop import EncodeLoop
 from engine.encode.probe import probe
+from engine.errors import ModelLoadError
 from engine.generate.answer import unfollowed
 from engine.generate.continuous import ContinuousLoop
 from engine.generate.kv_room import tokens_that_fit
@@ -71,11 +72,14 @@ class Engine:
                 decoder, self._loop = _generate_loop(config, clock)
                 self._grammars = decoder.grammars
                 if isinstance(self._loop, ContinuousLoop):
-                    self._path = "packed"
+                    self._path, self._same_bytes = "packed", config.deterministic
                 self.context_length, self._vocab_size = decoder.context_length, decoder.vocab_size
                 self._device = decoder.device
             case unreachable:
                 assert_never(unreachable)
+        if config.deterministic and not self._same_bytes:
+            msg = "deterministic: its results are not the same to the bit in any company here"
+            raise ModelLoadError(msg)
         self._config = config
         self._intake = Intake(self._refuse)
 
@@ -195,7 +199,9 @@ def _generate_loop(
     decoder = load_decoder(config)
     on_cuda = decoder.device.type == "cuda"
     room = partial(tokens_that_fit, decoder, config) if on_cuda else None
-    found = continuous_forward(decoder, config.cache_tokens, config.quantize, room)
+    found = continuous_forward(
+        decoder, config.cache_tokens, config.quantize, room, deterministic=config.deterministic
+    )
     if found is not None:
         forward, tokens = found
         if config.cuda_graphs and isinstance(forward, SpanForward):

@@ -145,6 +145,7 @@ class Model(BaseModel):
     pooling: str | None = None
     dimensions: tuple[PositiveInt, ...] = ()
     quantize: Quantize | None = None
+    deterministic: bool = False
     prompts: dict[str, str] = {}
     moderation: Moderation | None = None
 

@@ -25,6 +25,7 @@ def engine_of(model: Model, models_dir: Path, settings: WorkerSettings) -> Engin
         pooling=model.pooling,
         dimensions=model.dimensions,
         quantize=None if model.quantize is None else Quantize(model.quantize),
+        deterministic=model.deterministic,
     )
     if settings.token_budget is not None:
         config = replace(config, token_budget=settings.token_budget)

@@ -44,7 +44,7 @@ class NotSupportedError(Exception):
 class Carrier:
     """What attention layers find while a step runs."""
 
-    layout: Layout | None = None
+    layout: Any = None  # of the kind that the attention function in use reads
     kv: KV | None = None
 
 
@@ -172,13 +172,13 @@ def _read_group(
         asking = queries.new_zeros(group.count, *queries.shape[1:])
         asking[group.places] = queries[rows]
     mask = _group_mask(layout, group, rule.window)
-    if _flash_does(rule, keys, values):
+    if flash_does(rule, keys, values):
         mask = mask.expand(-1, -1, asking.shape[2], -1).to(asking.dtype)
-        read, weights = _flash(asking, keys, values, rule, mask=mask)
+        read, weights = flash(asking, keys, values, rule, mask=mask)
     else:
         flat = [tensor.flatten(0, 1) for tensor in (asking, keys, values)]
         mask = mask.expand(-1, layer.heads.count, -1, -1).flatten(0, 1)
-        read, weights = _written_out(flat[0], flat[1], flat[2], mask, rule)
+        read, weights = written_out(flat[0], flat[1], flat[2], mask, rule)
         read, weights = read.view(*asking.shape[:3], -1), weights.view(asking.shape[:3])
     if group.places is not None:
         read, weights = read[group.places], weights[group.places]
@@ -207,8 +207,8 @@ def _read_chunk(
     asking, keys, values = queries[rows].permute(1, 2, 0, 3), key[rows], value[rows]
     count = chunk.end - chunk.start
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)
-    if _flash_does(rule, keys, values) and not _hides(rule.window, count):
-        read, weights = _flash(asking, keys[:, None], values[:, None], rule, causal=True)
+    if flash_does(rule, keys, values) and not _hides(rule.window, count):
+        read, weights = flash(asking, keys[:, None], values[:, None], rule, causal=True)
     else:
         places = torch.arange(count)
         seen = _seen(places, places, rule.window)
@@ -226,8 +226,8 @@ def _read_span(
     if rule.window is not None and layout.last - span.position >= rule.window:
         places = torch.arange(span.position, span.position + span.end - span.begin)
         seen = _seen(layout.positions[span.rows], places, rule.window)
-    if seen is None and _flash_does(rule, keys, values):
-        read, weights = _flash(asking, keys[:, None], values[:, None], rule)
+    if seen is None and flash_does(rule, keys, values):
+        read, weights = flash(asking, keys[:, None], values[:, None], rule)
     else:
         read, weights = _masked(asking, keys, values, seen, rule)
     sums.merge(span.rows, read.permute(2, 0, 1, 3), weights.permute(2, 0, 1))
@@ -244,11 +244,12 @@ def _seen(rows: Tensor, keys: Tensor, window: int | None) -> Tensor:
     return seen if window is None else seen & (distance < window)
 
 
-def _flash_does(rule: Rule, keys: Tensor, values: Tensor) -> bool:
+def flash_does(rule: Rule, keys: Tensor, values: Tensor) -> bool:
+    """Whether torch's kernel for CPUs can do it."""
     return rule.softcap is None and keys.shape[-1] == values.shape[-1]
 
 
-def _flash(
+def flash(
     asking: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -273,11 +274,11 @@ def _masked(
     mask = None
     if seen is not None:
         mask = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf).repeat(each, 1)
-    read, weights = _written_out(asking.flatten(1, 2), keys, values, mask, rule)
+    read, weights = written_out(asking.flatten(1, 2), keys, values, mask, rule)
     return read.view(heads, each, rows, -1), weights.view(heads, each, rows)
 
 
-def _written_out(
+def written_out(
     asking: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, rule: Rule
 ) -> tuple[Tensor, Tensor]:
     """asking: [batch, rows, dim]; keys, values: [batch, keys, dim]; mask is added to scores."""

@@ -1,21 +1,30 @@
 """How does a planned step become scores? One forward over its tokens, end to end."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from engine.generate.attention import carry
 from engine.generate.kv import KV
-from engine.generate.layout import lay_out, scored
+from engine.generate.layout import Layout, lay_out, scored
+from engine.generate.pages import PageLayout
 from engine.model.load import Decoder
 from engine.plan.schedule import Step
 from engine.plan.sequence import Sequence
 
 
 class PackedForward:
-    """A decoder that attends over a KV memory of ours."""
+    """A decoder that attends over a KV memory of ours, by the attention that reads `layout`."""
 
-    def __init__(self, decoder: Decoder, kv: KV) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KV,
+        layout: Callable[[Step], Layout | PageLayout] = lay_out,
+    ) -> None:
         self._decoder = decoder
         self._kv = kv
+        self._lay_out = layout
         self._carrier = carry(decoder.model)
         self._carrier.kv = kv
 
@@ -31,6 +40,7 @@ class PackedForward:
 
     def __call__(self, step: Step) -> tuple[list[Sequence], Tensor]:
         """Compute all of a step: whose scores are wanted, and those, float32 [wanted, vocab]."""
-        layout = self._carrier.layout = lay_out(step)
+        layout = self._carrier.layout = self._lay_out(step)
         scores = self._decoder.packed_logits(layout.ids, layout.positions, layout.sampled)
-        return scored(layout.pieces), scores.float()
+        sequences = scored(layout.pieces)
+        return sequences, scores[: len(sequences)].float()

@@ -1,12 +1,14 @@
 """Can a decoder be run by continuous batching, and are its scores the same?
 
 Its own forward says what each layer keeps of a token; then a few random texts that share a
-beginning go through the real schedule, in pieces, and are compared with its own forward.
+beginning go through the real schedule, in pieces, and are compared with its own forward, and with
+themselves alone where they must be the same to the bit.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +17,12 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine.config import Quantize
+from engine.generate import pages
 from engine.generate.attention import CONTINUOUS, IGNORED, NotSupportedError, register
 from engine.generate.block import Heard, form_blocks_, is_layer, products
 from engine.generate.forward import PackedForward
 from engine.generate.kv import KV, Heads
+from engine.generate.row_bytes import check_products
 from engine.generate.span_forward import SPANS, SpanForward, register_spans
 from engine.memory import is_out_of_memory
 from engine.model.linear import prepack_
@@ -47,6 +51,9 @@ _REFUSALS = (
 )  # fmt: skip
 
 
+_Way = Callable[[Decoder, KV], PackedForward | SpanForward]
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """What a layer asked of attention."""
@@ -61,15 +68,18 @@ def continuous_forward(
     tokens: int,
     quantize: Quantize | None = None,
     room: Callable[[Sequence[Heads]], int] | None = None,
+    *,
+    deterministic: bool = False,
 ) -> tuple[PackedForward | SpanForward, int] | None:
     """The decoder over a KV memory for a text of its context and for `tokens` tokens at least.
 
     Or for as many tokens as there is `room` for, given what layers keep of each. Also the memory's
-    size. None, and the reason in the log, where its scores would not be right. The model's layers
-    are replaced by faster ones; after None it is not to be used any more.
+    size. None, and the reason in the log, where its scores would not be right; or, if they are to
+    be `deterministic`, not the same to the bit in any company. The model's layers are replaced by
+    faster ones; after None it is not to be used any more.
     """
     try:
-        kind, attention = _way(decoder.device)
+        kind, attention = _way(decoder.device, deterministic=deterministic)
         texts: dict[Hashable, tuple[int, ...]] = dict(enumerate(_texts(decoder)))
         expected = {name: _own_scores(decoder, text) for name, text in texts.items()}
         heads, formed = _listen(decoder, quantize)
@@ -78,8 +88,11 @@ def continuous_forward(
         prepack_(decoder.model)  # what stands outside of the layers
         register()
         register_spans()
+        pages.register()
         decoder.model.set_attn_implementation(attention)
         _compare(decoder, kind, heads, texts, expected, _tolerance(decoder, quantize))
+        if deterministic:
+            _check_bytes(decoder, kind, heads, texts)
         sizes = (max(tokens, decoder.context_length), tokens) if room is None else (room(heads),)
         return _with_memory(decoder, kind, heads, sizes)
     except _REFUSALS as error:
@@ -90,9 +103,16 @@ def continuous_forward(
     return None
 
 
-def _way(device: torch.device) -> tuple[type[PackedForward] | type[SpanForward], str]:
+def _way(device: torch.device, *, deterministic: bool) -> tuple[_Way, str]:
     """The forward for this device, and its attention's name."""
     match device.type:
+        case "cpu" if deterministic:
+            return partial(PackedForward, layout=pages.lay_out), pages.PAGES
+        case _ if deterministic:
+            msg = (
+                "answers that are the same to the bit in any company, on another device than a CPU"
+            )
+            raise NotSupportedError(msg)
         case "cpu":
             return PackedForward, CONTINUOUS
         case "cuda":
@@ -178,22 +198,55 @@ def _check_ropes(config: Any) -> None:  # noqa: ANN401 a config's dict, or any p
 
 def _compare(
     decoder: Decoder,
-    kind: type[PackedForward] | type[SpanForward],
+    kind: _Way,
     heads: Sequence[Heads],
     texts: dict[Hashable, tuple[int, ...]],
     expected: dict[Hashable, Tensor],
     tolerance: float,
 ) -> None:
     """Raises NotSupportedError where scores differ from those of the model as it was loaded."""
+    for name, place, found in _scores(decoder, kind, heads, texts, _BUDGET):
+        _check(found, expected[name][place], tolerance)
+
+
+def _check_bytes(
+    decoder: Decoder, kind: _Way, heads: Sequence[Heads], texts: dict[Hashable, tuple[int, ...]]
+) -> None:
+    """Raises NotSupportedError where a text's scores are not the same in any company."""
+    check_products(decoder.model, decoder.vocab_size)
+    together = list(_scores(decoder, kind, heads, texts, _BUDGET))
+    at_once = list(_scores(decoder, kind, heads, texts, _BUDGET * _BUDGET))
+    alone = [
+        each
+        for name, text in texts.items()
+        for each in _scores(decoder, kind, heads, {name: text}, _BUDGET * _BUDGET)
+    ]
+    known = {(name, place): found for name, place, found in together}
+    if any(not torch.equal(known[name, place], found) for name, place, found in at_once + alone):
+        msg = "scores that other texts change in the last bits"
+        raise NotSupportedError(msg)
+
+
+def _scores(
+    decoder: Decoder,
+    kind: _Way,
+    heads: Sequence[Heads],
+    texts: dict[Hashable, tuple[int, ...]],
+    budget: int,
+) -> Iterator[tuple[Hashable, int, Tensor]]:
+    """Scores [vocab] after the last tokens of each text, as steps of this budget make them.
+
+    With the text's name, and the last token's place in it.
+    """
     slots = Slots(sum(map(len, texts.values())) * 4)
     schedule = Schedule(slots, limit=slots.total, max_rows=len(texts))
     forward = kind(decoder, KV(slots.total, heads, decoder.model.dtype, decoder.device))
     schedule.add(Asked(name, text[:-_MORE], _MORE + 1) for name, text in texts.items())
-    while (step := schedule.plan(_BUDGET)).pieces:
+    while (step := schedule.plan(budget)).pieces:
         sequences, scores = forward(step)
         schedule.done(step)
         for sequence, found in zip(sequences, scores, strict=True):
-            _check(found, expected[sequence.id][sequence.known - 1], tolerance)
+            yield sequence.id, sequence.known - 1, found
             if sequence.more == 1:
                 schedule.finish(sequence)
             else:
@@ -239,7 +292,7 @@ def _own_scores(decoder: Decoder, text: tuple[int, ...]) -> Tensor:
 
 def _with_memory(
     decoder: Decoder,
-    kind: type[PackedForward] | type[SpanForward],
+    kind: _Way,
     heads: Sequence[Heads],
     sizes: Sequence[int],
 ) -> tuple[PackedForward | SpanForward, int]:

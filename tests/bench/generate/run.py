@@ -181,6 +181,9 @@ def bench(folder: Path, name: str, only: set[str]) -> dict[str, Any]:
     if wanted("int8"):
         rounded = dataclasses.replace(config, quantize=Quantize.INT8)
         note("halfrate, int8", ours(rounded, requests))
+    if wanted("deterministic"):
+        same = dataclasses.replace(config, deterministic=True)
+        note("halfrate, deterministic", ours(same, requests))
     if wanted("alone"):
         note("halfrate, one at a time", alone(config, requests))
     for contender, (python, _, _) in PEERS.items():
@@ -233,7 +236,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=Path, default=Files().models, help="model cache")
     parser.add_argument("--file", nargs="*", choices=list(FILES), default=list(FILES))
-    parser.add_argument("--only", nargs="*", default=[], help="beside ours: int8, alone, a peer")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="beside ours: int8, deterministic, alone, a peer"
+    )
     parser.add_argument("--draw", type=Path, help="where the picture of occupancy goes (.svg)")
     chosen = parser.parse_args()
     model = Catalog.load(DEFAULT_CATALOG).get(MODEL)
