@@ -161,6 +161,7 @@ def measure(device: str, trial: Trial, folder: Path, *, graphs: bool) -> dict[st
             context_length=trial.long + trial.prompt + trial.steps,
             prefill_tokens=trial.step_tokens,
             max_sequences=max(trial.sequences),
+            guess_rows=0,  # a step is to make one token of each
             cuda_graphs=graphs,
         )
     )

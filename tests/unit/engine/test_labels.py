@@ -54,7 +54,7 @@ def test_labels_are_as_likely_as_a_full_forward_says(
     make_decoder: MakeDecoder, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     if path == "padded":
-        monkeypatch.setattr("engine.engine.continuous_forward", lambda *_: None)
+        monkeypatch.setattr("engine.engine.continuous_forward", lambda *_, **__: None)
     folder = make_decoder("llama")
     engine = Engine(EngineConfig(model=folder, kind=Kind.GENERATE))
     assert engine.status.path == path

@@ -38,7 +38,7 @@ def engine(
 ) -> Engine:
     """A tiny llama of single bytes, run by either loop."""
     if request.param == "padded":
-        monkeypatch.setattr("engine.engine.continuous_forward", lambda *_: None)
+        monkeypatch.setattr("engine.engine.continuous_forward", lambda *_, **__: None)
     made = Engine(EngineConfig(model=make_decoder("llama"), kind=Kind.GENERATE))
     assert made.status.path == request.param
     return made

@@ -73,7 +73,7 @@ def test_an_engine_holds_no_more_after_many_requests(
     make_decoder: Decoder, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if path == "padded":
-        monkeypatch.setattr("engine.engine.continuous_forward", lambda *_: None)
+        monkeypatch.setattr("engine.engine.continuous_forward", lambda *_, **__: None)
     engine = Engine(EngineConfig(model=make_decoder("llama"), kind=Kind.GENERATE))
     assert engine.status.path == path
 
