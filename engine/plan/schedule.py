@@ -210,8 +210,7 @@ class Schedule:
 
     def _grow(self, sequence: Sequence, old: Slot, step: Step) -> bool:
         """Move a sequence to a larger slot; False where it is preempted itself."""
-        length = sequence.computed + 1 + self._lengths.usual(sequence.more)
-        while (new := self._room(length, alone=len(self._running) == 1)) is None:
+        while (new := self._slot_for(sequence, alone=len(self._running) == 1)) is None:
             youngest = self._running[-1]
             self._preempt(youngest, step)
             if youngest is sequence:
@@ -304,9 +303,7 @@ class Schedule:
                 above.offset = above.computed = 0
                 taken.append(above)
         else:
-            more = sequence.more if sequence.preempted else self._lengths.usual(sequence.more)
-            length = sequence.known - sequence.start + more
-            sequence.slot = self._room(length, alone=not self._running)
+            sequence.slot = self._slot_for(sequence, alone=not self._running)
         if sequence.slot is None:
             for above in taken:
                 self._drop(above)
@@ -326,6 +323,18 @@ class Schedule:
             stem.payer = sequence.id if stem.payer is None else stem.payer
         if sequence.cached is None:
             sequence.cached = cached
+
+    def _slot_for(self, sequence: Sequence, *, alone: bool) -> Slot | None:
+        """A slot for a sequence's own tokens, and for as many more as its answer may well have.
+
+        For all that it may have, where an equal share of what is free has room for them; one that
+        was preempted has them too, so that it need not move again.
+        """
+        own = sequence.known - sequence.start
+        share = (self._limit - self._slots.held) // max(1, self._max_rows - len(self._running))
+        whole = sequence.preempted or self._slots.rounded(own + sequence.more) <= share
+        more = sequence.more if whole else self._lengths.usual(sequence.more)
+        return self._room(own + more, alone=alone)
 
     def _room(self, length: int, *, alone: bool) -> Slot | None:
         """A slot, after dropping stems that nobody reads now if need be."""
