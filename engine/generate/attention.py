@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from engine.generate.cpu_kernels import read_rows
 from engine.generate.kv import KV, LayerKV
-from engine.generate.layout import Chunk, Group, Layout, Span
+from engine.generate.layout import Chunk, Layout, Span
 
 CONTINUOUS = "halfrate_continuous"  # our name among transformers' attention functions
 
@@ -109,6 +110,8 @@ def attend(
     layout.calls += 1
     heads = layer.heads.count
     rows = query.shape[2]
+    dtype = query.dtype
+    query, key, value = query.float(), key.float(), value.float()
     new_key, new_value = key[0].transpose(0, 1), value[0].transpose(0, 1)
     layer.write(
         layout.cells(heads),
@@ -118,8 +121,16 @@ def attend(
     queries = query[0].transpose(0, 1).reshape(rows, heads, -1, query.shape[-1])
     shape = (*queries.shape[:3], value.shape[-1])
     sums = _Sums(torch.empty(shape), torch.empty(shape[:3]))
-    for group in layout.groups:
-        _read_group(queries, layer, layout, group, rule, sums)
+    if layout.short:
+        read_rows(
+            queries[: layout.short],
+            layer.keys,
+            layer.values,
+            layout.of_short(heads, rule.window),
+            rule.scale,
+            rule.softcap,
+            (sums.values[: layout.short], sums.weights[: layout.short]),
+        )
     for chunk in layout.chunks:
         _read_chunk(queries, new_key, new_value, chunk, rule, sums)
     for span in layout.spans:
@@ -127,7 +138,7 @@ def attend(
     if rule.sinks is not None:
         share = torch.sigmoid(sums.weights - rule.sinks.view(heads, -1))
         sums.values.mul_(share.unsqueeze(-1))
-    return sums.values.view(1, rows, query.shape[1], -1).to(query.dtype), None
+    return sums.values.view(1, rows, query.shape[1], -1).to(dtype), None
 
 
 def register() -> None:
@@ -158,45 +169,6 @@ def rule_of(
         softcap=known["softcap"],
         sinks=known["s_aux"],
     )
-
-
-def _read_group(
-    queries: Tensor, layer: LayerKV, layout: Layout, group: Group, rule: Rule, sums: _Sums
-) -> None:
-    """Single rows over their own slots, all at once."""
-    keys, values = layer.slots(group.first, group.count)
-    keys, values = keys[:, :, : group.longest], values[:, :, : group.longest]
-    rows = slice(group.start, group.end)
-    asking = queries[rows]
-    if group.places is not None:
-        asking = queries.new_zeros(group.count, *queries.shape[1:])
-        asking[group.places] = queries[rows]
-    mask = _group_mask(layout, group, rule.window)
-    if flash_does(rule, keys, values):
-        mask = mask.expand(-1, -1, asking.shape[2], -1).to(asking.dtype)
-        read, weights = flash(asking, keys, values, rule, mask=mask)
-    else:
-        flat = [tensor.flatten(0, 1) for tensor in (asking, keys, values)]
-        mask = mask.expand(-1, layer.heads.count, -1, -1).flatten(0, 1)
-        read, weights = written_out(flat[0], flat[1], flat[2], mask, rule)
-        read, weights = read.view(*asking.shape[:3], -1), weights.view(asking.shape[:3])
-    if group.places is not None:
-        read, weights = read[group.places], weights[group.places]
-    sums.put(rows, read, weights)
-
-
-def _group_mask(layout: Layout, group: Group, window: int | None) -> Tensor:
-    """[slots, 1, 1, longest]: 0 where a slot's row sees the key, else -inf."""
-    key = ("group", group.start, window)
-    if key not in layout.kept:
-        places = torch.arange(group.longest)
-        hidden = places >= group.lengths[:, None]
-        if window is not None:
-            hidden |= places <= group.lengths[:, None] - 1 - window
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
-        layout.kept[key] = mask[:, None, None]
-    found: Tensor = layout.kept[key]
-    return found
 
 
 def _read_chunk(

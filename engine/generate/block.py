@@ -16,6 +16,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from engine.config import Quantize
+from engine.generate.cpu_kernels import rms_norm
 from engine.model.int8 import Int8Linear, has_fast_int8
 from engine.model.linear import PrepackedLinear, can_prepack
 
@@ -195,7 +196,7 @@ class _Norm:
         self._eps: float = norm.variance_epsilon
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return functional.rms_norm(rows, self._weight.shape, self._weight, self._eps)
+        return rms_norm(rows, self._weight, self._eps)
 
 
 class Prepacked(PrepackedLinear):

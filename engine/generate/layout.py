@@ -1,10 +1,9 @@
 """Which rows of a packed step read which keys?
 
 A step's tokens lie end to end, one row each. Every row reads its own sequence's keys up to itself,
-and whole stems above. So attention falls into parts that need no mask but one by length: *groups*
-of sequences with one row each over neighbouring slots, *chunks* of several rows that look at
-themselves causally, and *spans* of keys that all of a set of rows see whole. Parts are merged by
-their log-sum-exp.
+and whole stems above. So attention falls into parts that need no mask: *short* pieces, each row of
+which reads its own slot up to itself, longer *chunks* that look at themselves causally, and *spans*
+of keys that all of a set of rows see whole. Parts are merged by their log-sum-exp.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,21 +20,8 @@ from engine.plan.schedule import Piece, Step
 from engine.plan.sequence import Sequence as Running
 from engine.plan.slots import Slot
 
-# Slots of a group that no row of it belongs to are read in vain: at most so many for each that is.
-_MOST_VAIN = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Rows `start` to `end`, one a slot, over `count` slots side by side from `first` on."""
-
-    start: int
-    end: int
-    first: Slot
-    count: int
-    places: Tensor | None  # int64 [rows], which of the slots is a row's; None: all, in order
-    lengths: Tensor  # int64 [count], tokens of each slot that are read
-    longest: int
+# Rows that read at most so many keys of their own are quicker one by one than by torch's kernel.
+_SHORT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +51,7 @@ class Layout:
     positions: Tensor  # int64 [rows]
     sampled: Tensor  # int64 [answers], rows whose scores are wanted
     pieces: tuple[Piece, ...]  # in the order of their rows
-    groups: tuple[Group, ...]
+    short: int  # its first rows, which are those of short pieces
     chunks: tuple[Chunk, ...]
     spans: tuple[Span, ...]
     slots: tuple[Tensor, Tensor, Tensor]  # int64 [rows]: slot start, slot size, place in the slot
@@ -87,6 +73,16 @@ class Layout:
         found: Tensor = self.kept["cells", heads]
         return found
 
+    def of_short(self, heads: int, window: int | None) -> tuple[Any, Any, Any]:
+        """What rows of short pieces read of their slots, as `read_rows` is told it."""
+        if ("short", heads, window) not in self.kept:
+            start, size, place = (column[: self.short].numpy() for column in self.slots)
+            cells = start[:, None] * heads + np.arange(heads) * size[:, None]
+            begin = np.zeros_like(place) if window is None else np.maximum(place + 1 - window, 0)
+            self.kept["short", heads, window] = (cells, begin, place + 1)
+        found: tuple[Any, Any, Any] = self.kept["short", heads, window]
+        return found
+
 
 def lay_out(step: Step) -> Layout:
     """Give every token of a step its row."""
@@ -104,7 +100,7 @@ def lay_out(step: Step) -> Layout:
     for piece in pieces:
         ids += tokens_of(piece)
     rows = list(pairwise(starts.tolist()))
-    single = sum(_is_single(piece) for piece in pieces)
+    short = sum(_is_short(piece) for piece in pieces)
     sampled = [
         row
         for (_, end), piece in zip(rows, pieces, strict=True)
@@ -115,9 +111,9 @@ def lay_out(step: Step) -> Layout:
         positions=positions,
         sampled=torch.tensor(sampled, dtype=torch.int64),
         pieces=tuple(pieces),
-        groups=tuple(_groups(pieces[:single])),
-        chunks=tuple(Chunk(start, end) for start, end in rows[single:]),
-        spans=tuple(_spans(pieces, rows, single)),
+        short=int(starts[short]),
+        chunks=tuple(Chunk(start, end) for start, end in rows[short:]),
+        spans=tuple(_spans(pieces, rows, short)),
         slots=(
             spread(piece.slot.start for piece in pieces),
             spread(piece.slot.size for piece in pieces),
@@ -128,14 +124,16 @@ def lay_out(step: Step) -> Layout:
 
 
 def _ordered(pieces: Sequence[Piece]) -> list[Piece]:
-    """Single rows of sequences first, as their slots lie; then chunks as they were planned."""
-    single = [piece for piece in pieces if _is_single(piece)]
-    single.sort(key=lambda piece: (piece.slot.size, piece.slot.start))
-    return single + [piece for piece in pieces if not _is_single(piece)]
+    """Short ones first, as their slots lie; then the others as they were planned."""
+    short = [piece for piece in pieces if _is_short(piece)]
+    short.sort(key=lambda piece: piece.slot.start)
+    return short + [piece for piece in pieces if not _is_short(piece)]
 
 
-def _is_single(piece: Piece) -> bool:
-    return piece.count == 1 and isinstance(piece.strand, Running)
+def _is_short(piece: Piece) -> bool:
+    """Whether its rows are read one by one: they are few, or what they read is."""
+    last = piece.before + piece.count
+    return isinstance(piece.strand, Running) and (piece.count == 1 or last <= _SHORT)
 
 
 def tokens_of(piece: Piece) -> Sequence[int]:
@@ -156,45 +154,11 @@ def scored(pieces: Iterable[Piece]) -> list[Running]:
     ]
 
 
-def _groups(pieces: Sequence[Piece]) -> Iterator[Group]:
-    """Runs of slots of one size with few gaps."""
-    start = 0
-    for end in range(1, len(pieces) + 1):
-        if end == len(pieces) or not _joins(pieces[start], pieces[end], end - start):
-            yield _group(pieces[start:end], start)
-            start = end
-
-
-def _joins(first: Piece, piece: Piece, rows: int) -> bool:
-    distance = piece.slot.start - first.slot.start
-    size = first.slot.size
-    aligned = piece.slot.size == size and distance % size == 0
-    return aligned and distance // size - rows <= _MOST_VAIN * (rows + 1)
-
-
-def _group(pieces: Sequence[Piece], start: int) -> Group:
-    first = pieces[0].slot
-    places = [(piece.slot.start - first.start) // first.size for piece in pieces]
-    count = places[-1] + 1
-    lengths = torch.ones(count, dtype=torch.int64)
-    at = torch.tensor(places)
-    lengths[at] = torch.tensor([piece.before + 1 for piece in pieces])
-    return Group(
-        start=start,
-        end=start + len(pieces),
-        first=first,
-        count=count,
-        places=None if count == len(pieces) else at,
-        lengths=lengths,
-        longest=int(lengths.max()),
-    )
-
-
-def _spans(pieces: Sequence[Piece], rows: Sequence[tuple[int, int]], single: int) -> Iterator[Span]:
+def _spans(pieces: Sequence[Piece], rows: Sequence[tuple[int, int]], short: int) -> Iterator[Span]:
     """What chunks computed earlier, and the stems, each once for all rows below it."""
     below: dict[Stem, list[tuple[int, int]]] = {}
     for number, (piece, (start, end)) in enumerate(zip(pieces, rows, strict=True)):
-        if piece.before and number >= single:
+        if piece.before and number >= short:
             begin = piece.offset
             own = slice(start, end)
             yield Span(own, piece.slot, begin, begin + piece.before, piece.strand.start)

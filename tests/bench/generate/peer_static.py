@@ -1,6 +1,6 @@
 """How fast does transformers' own `generate` answer the same lines, in sorted static batches?
 
-    python peer_static.py LINES.json THREADS MODEL_FOLDER BATCH
+    python peer_static.py TOLD.json THREADS MODEL_FOLDER BATCH
 
 Asked by `run.py`. Prints a JSON line.
 """
@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 
 def main() -> None:
     """Load, begin warm, answer batch after batch, prompts of like length together."""
-    lines = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    lines = told["lines"]
     torch.set_num_threads(int(sys.argv[2]))
     size = int(sys.argv[4])
     model = AutoModelForCausalLM.from_pretrained(sys.argv[3], dtype=torch.float32).eval()

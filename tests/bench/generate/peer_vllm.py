@@ -1,6 +1,6 @@
 """How fast does vLLM answer the same lines on a CPU, in float32? Asked by `run.py`.
 
-Runs in its own environment: python peer_vllm.py LINES.json THREADS MODEL_FOLDER. Its room for keys
+Runs in its own environment: python peer_vllm.py TOLD.json THREADS MODEL_FOLDER. Its room for keys
 and values is said by VLLM_CPU_KVCACHE_SPACE. Prints a JSON line.
 """
 
@@ -14,7 +14,7 @@ import vllm
 
 def main() -> None:
     """Load, begin warm, answer all lines at once."""
-    lines = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     model = vllm.LLM(
         sys.argv[3],
         dtype="float32",
@@ -32,9 +32,9 @@ def main() -> None:
         results = model.generate(prompts, sampling, use_tqdm=False)
         return [list(result.outputs[0].token_ids) for result in results]
 
-    run(lines[:2])
+    run(told["first"])
     begun, cpu = time.perf_counter(), time.process_time()
-    answers = run(lines)
+    answers = run(told["lines"])
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     version = vllm.__version__
     print(json.dumps({"seconds": seconds, "cpu": cpu, "answers": answers, "version": version}))
