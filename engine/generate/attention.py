@@ -16,29 +16,11 @@ from transformers import AttentionInterface
 from engine.generate.cpu_kernels import read_rows
 from engine.generate.kv import KV, LayerKV
 from engine.generate.layout import Chunk, Layout, Span
+from engine.generate.rule import Rule, rule_of
 
 CONTINUOUS = "halfrate_continuous"  # our name among transformers' attention functions
 
 _LOWEST = -1e30  # below every score, yet finite: rows that see nothing must not become NaN
-
-# What models hand on that says nothing about attention over our own memory.
-IGNORED = frozenset(
-    {
-        "cache_position",
-        "dropout",  # none: the model is in eval mode
-        "deterministic",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_ids",
-        "return_dict",
-        "use_cache",
-    }
-)
-
-
-class NotSupportedError(Exception):
-    """The model asks of attention what is not done here; it takes the padded way."""
 
 
 @dataclass(slots=True)
@@ -55,16 +37,6 @@ def carry(model: Any) -> Carrier:  # noqa: ANN401 a PreTrainedModel
     for module in model.modules():
         module.halfrate_carrier = carrier
     return carrier
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What one layer asks of attention."""
-
-    scale: float
-    window: int | None = None  # a key at this distance or more is not seen
-    softcap: float | None = None
-    sinks: Tensor | None = None  # [heads]: a score each head may give to nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,22 +87,14 @@ def attend(
     new_key, new_value = key[0].transpose(0, 1), value[0].transpose(0, 1)
     layer.write(
         layout.cells(heads),
-        new_key.reshape(rows * heads, -1),
-        new_value.reshape(rows * heads, -1),
+        new_key[: layout.known].flatten(0, 1),
+        new_value[: layout.known].flatten(0, 1),
     )
     queries = query[0].transpose(0, 1).reshape(rows, heads, -1, query.shape[-1])
     shape = (*queries.shape[:3], value.shape[-1])
     sums = _Sums(torch.empty(shape), torch.empty(shape[:3]))
-    if layout.short:
-        read_rows(
-            queries[: layout.short],
-            layer.keys,
-            layer.values,
-            layout.of_short(heads, rule.window),
-            rule.scale,
-            rule.softcap,
-            (sums.values[: layout.short], sums.weights[: layout.short]),
-        )
+    read_rows(queries[: layout.short], layer, layout.reads, rule, (sums.values, sums.weights))
+    sums.values[layout.known :] = 0
     for chunk in layout.chunks:
         _read_chunk(queries, new_key, new_value, chunk, rule, sums)
     for span in layout.spans:
@@ -144,31 +108,6 @@ def attend(
 def register() -> None:
     """Make `CONTINUOUS` known to transformers; once or often."""
     AttentionInterface.register(CONTINUOUS, attend)
-
-
-def rule_of(
-    module: Any,  # noqa: ANN401 the attention layer that calls
-    query: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    options: dict[str, Any],
-) -> Rule:
-    """What a layer asks for by these. Raises NotSupportedError where it is not done here."""
-    known = {name: options.pop(name, None) for name in ("sliding_window", "softcap", "s_aux")}
-    causal = options.pop("is_causal", None)
-    if mask is not None or causal is False or not getattr(module, "is_causal", True):
-        msg = "attention that is not causal, or under the model's own mask"
-        raise NotSupportedError(msg)
-    strange = [n for n, given in options.items() if given is not None and n not in IGNORED]
-    if strange:
-        msg = f"attention with {', '.join(strange)}"
-        raise NotSupportedError(msg)
-    return Rule(
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=known["sliding_window"],
-        softcap=known["softcap"],
-        sinks=known["s_aux"],
-    )
 
 
 def _read_chunk(

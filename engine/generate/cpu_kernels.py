@@ -22,6 +22,10 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.generate.kv import LayerKV
+from engine.generate.layout import Reads
+from engine.generate.rule import Rule
+
 # Sums may be taken in any order, which is what vectors need; what is not a number stays so.
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _LOWEST = -1e30  # below every score
@@ -34,27 +38,25 @@ _has_openmp = all(hasattr(_openmp, name) for name in ("GOMP_parallel", "omp_get_
 
 
 def read_rows(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    rows: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
-    scale: float,
-    softcap: float | None,
-    into: tuple[Tensor, Tensor],
+    queries: Tensor, layer: LayerKV, reads: Reads, rule: Rule, into: tuple[Tensor, Tensor]
 ) -> None:
-    """Let every row attend to its own keys.
+    """Let every row attend to what it reads.
 
-    queries: [rows, kv heads, queries a kv head, dim]; keys, values: [cells, dim]; rows: [rows, kv
-    heads] the cell of a head's first key, and [rows] the first that is read and the one after the
-    last; into: as queries, and without dim: the mean of values and the log of its weight.
+    queries: [rows, kv heads, queries a kv head, dim]; into, for these rows and maybe more: as
+    queries, and without dim: the mean of values and the log of its weight.
     """
+    if not len(queries):
+        return
     queries = queries.contiguous()
-    numbers = np.array([scale, softcap or 0], np.float32)
+    numbers = np.array([rule.scale, rule.softcap or 0], np.float32)
     _run(
         _read_rows,
-        [*queries.shape, values.shape[1]],
-        [queries, keys, values, *rows, numbers, *into],
-    )
+        [*queries.shape, layer.heads.value_dim, rule.window or 0],
+        [
+            queries, layer.keys, layer.values, reads.spans, reads.firsts, reads.positions,
+            numbers, *into,
+        ],
+    )  # fmt: skip
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -90,13 +92,13 @@ if _has_openmp:
     _mine = types.ExternalFunction("omp_get_thread_num", types.int32())
     _team = types.ExternalFunction("omp_get_num_threads", types.int32())
 
-    @numba.njit
+    @numba.njit  # type: ignore[untyped-decorator]
     def _turns(count: int) -> range:
         """This thread's."""
         return range(_mine(), count, _team())
 else:
 
-    @numba.njit
+    @numba.njit  # type: ignore[untyped-decorator]
     def _turns(count: int) -> range:
         """All of them."""
         return range(count)
@@ -119,42 +121,55 @@ _floats, _integers = _pointer_to(types.float32), _pointer_to(types.int64)
 
 
 def _read_rows(words: Any) -> None:  # noqa: ANN401 a pointer to what `_run` lists
-    word = carray(words, 14)
-    rows, heads, each, dim, wide = word[0], word[1], word[2], word[3], word[4]
-    queries = carray(_floats(word[5]), (rows, heads, each, dim))
-    cells = carray(_integers(word[8]), (rows, heads))
-    begins, ends = carray(_integers(word[9]), rows), carray(_integers(word[10]), rows)
-    scale, softcap = _floats(word[11])[0], _floats(word[11])[1]
-    read = carray(_floats(word[12]), (rows, heads, each, wide))
-    weights = carray(_floats(word[13]), (rows, heads, each))
+    word = carray(words, 15)
+    rows, heads, each, dim, wide, window = word[0], word[1], word[2], word[3], word[4], word[5]
+    queries = carray(_floats(word[6]), (rows, heads, each, dim))
+    firsts, positions = carray(_integers(word[10]), rows + 1), carray(_integers(word[11]), rows)
+    spans = carray(_integers(word[9]), (firsts[rows], 5))
+    scale, softcap = _floats(word[12])[0], _floats(word[12])[1]
+    read = carray(_floats(word[13]), (rows, heads, each, wide))
+    weights = carray(_floats(word[14]), (rows, heads, each))
     for turn in _turns(rows * heads):
         row, head = turn // heads, turn % heads
-        begin, count = cells[row, head] + begins[row], ends[row] - begins[row]
-        key = carray(_floats(word[6] + 4 * begin * dim), (count, dim))
-        value = carray(_floats(word[7] + 4 * begin * wide), (count, wide))
+        least = positions[row] - window + 1 if window > 0 else 0  # the first position it sees
+        count = 0
+        for n in range(firsts[row], firsts[row + 1]):
+            count += max(0, spans[n, 3] - max(0, least - spans[n, 4]))
         scores = np.empty((each, count), np.float32)
-        for place in range(count):
-            for query in range(each):
-                score = np.float32(0)
-                for n in range(dim):
-                    score += queries[row, head, query, n] * key[place, n]
-                scores[query, place] = score * scale
+        end = 0
+        for n in range(firsts[row], firsts[row + 1]):
+            hidden = max(0, least - spans[n, 4])
+            begin, end = end, end + max(0, spans[n, 3] - hidden)
+            cell = spans[n, 0] * heads + head * spans[n, 1] + spans[n, 2] + hidden
+            key = carray(_floats(word[7] + 4 * cell * dim), (end - begin, dim))
+            for place in range(begin, end):
+                for query in range(each):
+                    score = np.float32(0)
+                    for d in range(dim):
+                        score += queries[row, head, query, d] * key[place - begin, d]
+                    scores[query, place] = score * scale
         for query in range(each):
             if softcap > 0:
                 for place in range(count):
                     scores[query, place] = softcap * np.tanh(scores[query, place] / softcap)
             weights[row, head, query] = _softmax(scores[query])
         total = np.zeros((each, wide), np.float32)
-        for place in range(count):
-            for query in range(each):
-                share = scores[query, place]
-                for n in range(wide):
-                    total[query, n] += share * value[place, n]
+        end = 0
+        for n in range(firsts[row], firsts[row + 1]):
+            hidden = max(0, least - spans[n, 4])
+            begin, end = end, end + max(0, spans[n, 3] - hidden)
+            cell = spans[n, 0] * heads + head * spans[n, 1] + spans[n, 2] + hidden
+            value = carray(_floats(word[8] + 4 * cell * wide), (end - begin, wide))
+            for place in range(begin, end):
+                for query in range(each):
+                    share = scores[query, place]
+                    for d in range(wide):
+                        total[query, d] += share * value[place - begin, d]
         read[row, head] = total
 
 
-@numba.njit(fastmath=_FAST)
-def _softmax(scores: NDArray[np.float32]) -> np.float32:
+@numba.njit(fastmath=_FAST)  # type: ignore[untyped-decorator]
+def _softmax(scores: NDArray[np.float32]) -> Any:  # noqa: ANN401 a float32
     """Turn scores into shares of 1; the log of the sum of their exponentials.
 
     exp by Cephes' polynomial (S. Moshier), because numba calls the system's number by number: 2^n

@@ -7,7 +7,6 @@ from torch import Tensor
 from engine.generate.attention import carry
 from engine.generate.kv import KV
 from engine.generate.layout import Layout, lay_out, scored
-from engine.generate.pages import PageLayout
 from engine.model.load import Decoder
 from engine.plan.schedule import Step
 from engine.plan.sequence import Sequence
@@ -20,7 +19,7 @@ class PackedForward:
         self,
         decoder: Decoder,
         kv: KV,
-        layout: Callable[[Step], Layout | PageLayout] = lay_out,
+        layout: Callable[[Step], Layout] = lay_out,
     ) -> None:
         self._decoder = decoder
         self._kv = kv

@@ -1,8 +1,8 @@
 """Which rows of a packed step read which keys?
 
 A step's tokens lie end to end, one row each. Every row reads its own sequence's keys up to itself,
-and whole stems above. So attention falls into parts that need no mask: *short* pieces, each row of
-which reads its own slot up to itself, longer *chunks* that look at themselves causally, and *spans*
+and whole stems above. Where that is little, a row *reads* it all by itself. Else attention falls
+into parts that need no mask: *chunks* of several rows that look at themselves causally, and *spans*
 of keys that all of a set of rows see whole. Parts are merged by their log-sum-exp.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.plan.prefix import Stem
@@ -20,8 +21,26 @@ from engine.plan.schedule import Piece, Step
 from engine.plan.sequence import Sequence as Running
 from engine.plan.slots import Slot
 
-# Rows that read at most so many keys of their own are quicker one by one than by torch's kernel.
+# Rows that read at most so many keys are quicker one by one than by torch's kernel: of their own,
+# and of stems too where a piece is a single row.
 _SHORT = 128
+
+# What an exact step, and the rows it scores, are filled up to a multiple of by rows of nobody:
+# products of fewer rows may round otherwise.
+FULL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """The spans of keys that rows read by themselves, each row up to its own position.
+
+    `spans`, int64 [spans, 5]: slot start and size, place in the slot, number of keys, position of
+    the first; a row's are those from `firsts` [rows + 1] on. positions: int64 [rows].
+    """
+
+    spans: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    positions: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +66,15 @@ class Span:
 class Layout:
     """A step as its attention reads it. `calls` counts the attention layers that have run."""
 
-    ids: Tensor  # int64 [rows]
+    ids: Tensor  # int64 [rows], rows of nobody last
     positions: Tensor  # int64 [rows]
-    sampled: Tensor  # int64 [answers], rows whose scores are wanted
+    sampled: Tensor  # int64 [answers, or more], rows whose scores are wanted first
     pieces: tuple[Piece, ...]  # in the order of their rows
-    short: int  # its first rows, which are those of short pieces
+    short: int  # its first rows, which read by themselves
+    reads: Reads  # of those
     chunks: tuple[Chunk, ...]
     spans: tuple[Span, ...]
-    slots: tuple[Tensor, Tensor, Tensor]  # int64 [rows]: slot start, slot size, place in the slot
+    slots: tuple[Tensor, Tensor, Tensor]  # int64 [known]: slot start, slot size, place in the slot
     last: int  # the greatest position
     calls: int = 0
     kept: dict[Any, Any] = field(default_factory=dict)  # what layers have in common
@@ -64,8 +84,13 @@ class Layout:
         """How many tokens it holds."""
         return len(self.ids)
 
+    @property
+    def known(self) -> int:
+        """Rows that are somebody's."""
+        return len(self.slots[0])
+
     def cells(self, heads: int) -> Tensor:
-        """Where each row's heads are written, int64 [rows × heads]."""
+        """Where each known row's heads are written, int64 [known × heads]."""
         if ("cells", heads) not in self.kept:
             start, size, place = (column[:, None] for column in self.slots)
             cells = start * heads + torch.arange(heads) * size + place
@@ -73,67 +98,92 @@ class Layout:
         found: Tensor = self.kept["cells", heads]
         return found
 
-    def of_short(self, heads: int, window: int | None) -> tuple[Any, Any, Any]:
-        """What rows of short pieces read of their slots, as `read_rows` is told it."""
-        if ("short", heads, window) not in self.kept:
-            start, size, place = (column[: self.short].numpy() for column in self.slots)
-            cells = start[:, None] * heads + np.arange(heads) * size[:, None]
-            begin = np.zeros_like(place) if window is None else np.maximum(place + 1 - window, 0)
-            self.kept["short", heads, window] = (cells, begin, place + 1)
-        found: tuple[Any, Any, Any] = self.kept["short", heads, window]
-        return found
-
 
 def lay_out(step: Step) -> Layout:
     """Give every token of a step its row."""
-    pieces = _ordered(step.pieces)
+    short = [piece for piece in step.pieces if _is_short(piece)]
+    short.sort(key=lambda piece: piece.slot.start)
+    others = [piece for piece in step.pieces if not _is_short(piece)]
+    return _lay_out([*short, *others], len(short), fill=1)
+
+
+def lay_out_exactly(step: Step) -> Layout:
+    """The same, and no neighbour, chunk or stem changes a row by a bit: all read by themselves."""
+    return _lay_out(step.pieces, len(step.pieces), fill=FULL)
+
+
+def _lay_out(pieces: Sequence[Piece], short: int, *, fill: int) -> Layout:
     starts = np.cumsum([0, *(piece.count for piece in pieces)])
     counts = np.array([piece.count for piece in pieces])
-    inside = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+    known = int(starts[-1])
+    inside = np.arange(known) - np.repeat(starts[:-1], counts)
 
-    def spread(values: Iterable[int]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.fromiter(values, np.int64), counts))
+    def spread(values: Iterable[int]) -> NDArray[np.int64]:
+        return np.repeat(np.fromiter(values, np.int64), counts)
 
-    within = torch.from_numpy(inside)
-    positions = spread(piece.begin for piece in pieces) + within
-    ids: list[int] = []
-    for piece in pieces:
-        ids += tokens_of(piece)
+    ids, positions = np.zeros((2, known + -known % fill), np.int64)
+    ids[:known] = [token for piece in pieces for token in tokens_of(piece)]
+    positions[:known] = spread(piece.begin for piece in pieces) + inside
     rows = list(pairwise(starts.tolist()))
-    short = sum(_is_short(piece) for piece in pieces)
     sampled = [
         row
         for (_, end), piece in zip(rows, pieces, strict=True)
         for row in range(end - piece.scored, end)
     ]
+    sampled += [0] * (-len(sampled) % fill)
+    slots = (
+        spread(piece.slot.start for piece in pieces),
+        spread(piece.slot.size for piece in pieces),
+        spread(piece.offset + piece.before for piece in pieces) + inside,
+    )
+    alone = [fill > 1 or (n < short and _reads_stems(piece)) for n, piece in enumerate(pieces)]
     return Layout(
-        ids=torch.tensor(ids),
-        positions=positions,
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
         sampled=torch.tensor(sampled, dtype=torch.int64),
         pieces=tuple(pieces),
         short=int(starts[short]),
+        reads=_reads(pieces[:short], alone[:short], positions[: starts[short]]),
         chunks=tuple(Chunk(start, end) for start, end in rows[short:]),
-        spans=tuple(_spans(pieces, rows, short)),
-        slots=(
-            spread(piece.slot.start for piece in pieces),
-            spread(piece.slot.size for piece in pieces),
-            spread(piece.offset + piece.before for piece in pieces) + within,
-        ),
+        spans=tuple(_spans(pieces, rows, short, alone)),
+        slots=(torch.from_numpy(slots[0]), torch.from_numpy(slots[1]), torch.from_numpy(slots[2])),
         last=int(positions.max()),
     )
 
 
-def _ordered(pieces: Sequence[Piece]) -> list[Piece]:
-    """Short ones first, as their slots lie; then the others as they were planned."""
-    short = [piece for piece in pieces if _is_short(piece)]
-    short.sort(key=lambda piece: piece.slot.start)
-    return short + [piece for piece in pieces if not _is_short(piece)]
-
-
 def _is_short(piece: Piece) -> bool:
-    """Whether its rows are read one by one: they are few, or what they read is."""
+    """Whether what its rows read of their own is little, or they are: then one by one."""
     last = piece.before + piece.count
     return isinstance(piece.strand, Running) and (piece.count == 1 or last <= _SHORT)
+
+
+def _reads_stems(piece: Piece) -> bool:
+    """Whether its rows read their stems by themselves too."""
+    return piece.count == 1 and piece.strand.start <= _SHORT
+
+
+def _reads(pieces: Sequence[Piece], alone: Sequence[bool], positions: NDArray[np.int64]) -> Reads:
+    """What rows of these pieces read of themselves and, where they do that alone, of stems."""
+    spans: list[tuple[int, int, int, int, int]] = []
+    firsts = [0]
+    for piece, stems_too in zip(pieces, alone, strict=True):
+        above = [
+            (stem.slot.start, stem.slot.size, stem.offset, stem.end - stem.start, stem.start)
+            for stem in _stems(piece)
+            if stems_too and stem.slot is not None
+        ]
+        slot, start = piece.slot, piece.strand.start
+        for more in range(1, piece.count + 1):
+            spans += above
+            spans.append((slot.start, slot.size, piece.offset, piece.before + more, start))
+            firsts.append(len(spans))
+    return Reads(np.array(spans, np.int64).reshape(-1, 5), np.array(firsts, np.int64), positions)
+
+
+def _stems(piece: Piece) -> list[Stem]:
+    """The stems above a piece, from the beginning of the text."""
+    strand = piece.strand
+    return strand.way_down()[:-1] if isinstance(strand, Stem) else strand.stems()
 
 
 def tokens_of(piece: Piece) -> Sequence[int]:
@@ -154,7 +204,9 @@ def scored(pieces: Iterable[Piece]) -> list[Running]:
     ]
 
 
-def _spans(pieces: Sequence[Piece], rows: Sequence[tuple[int, int]], short: int) -> Iterator[Span]:
+def _spans(
+    pieces: Sequence[Piece], rows: Sequence[tuple[int, int]], short: int, alone: Sequence[bool]
+) -> Iterator[Span]:
     """What chunks computed earlier, and the stems, each once for all rows below it."""
     below: dict[Stem, list[tuple[int, int]]] = {}
     for number, (piece, (start, end)) in enumerate(zip(pieces, rows, strict=True)):
@@ -162,11 +214,7 @@ def _spans(pieces: Sequence[Piece], rows: Sequence[tuple[int, int]], short: int)
             begin = piece.offset
             own = slice(start, end)
             yield Span(own, piece.slot, begin, begin + piece.before, piece.strand.start)
-        if isinstance(piece.strand, Stem):
-            stems = piece.strand.way_down()[:-1]
-        else:
-            stems = piece.strand.stems()
-        for stem in stems:
+        for stem in () if alone[number] else _stems(piece):
             below.setdefault(stem, []).append((start, end))
     for stem, parts in below.items():
         if stem.slot is not None:

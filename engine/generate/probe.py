@@ -17,12 +17,13 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine.config import Quantize
-from engine.generate import pages
-from engine.generate.attention import CONTINUOUS, IGNORED, NotSupportedError, register
+from engine.generate.attention import CONTINUOUS, register
 from engine.generate.block import Heard, form_blocks_, is_layer, products
 from engine.generate.forward import PackedForward
 from engine.generate.kv import KV, Heads
+from engine.generate.layout import lay_out_exactly
 from engine.generate.row_bytes import check_products
+from engine.generate.rule import IGNORED, NotSupportedError
 from engine.generate.span_forward import SPANS, SpanForward, register_spans
 from engine.memory import is_out_of_memory
 from engine.model.linear import prepack_
@@ -88,7 +89,6 @@ def continuous_forward(
         prepack_(decoder.model)  # what stands outside of the layers
         register()
         register_spans()
-        pages.register()
         decoder.model.set_attn_implementation(attention)
         _compare(decoder, kind, heads, texts, expected, _tolerance(decoder, quantize))
         if deterministic:
@@ -107,7 +107,7 @@ def _way(device: torch.device, *, deterministic: bool) -> tuple[_Way, str]:
     """The forward for this device, and its attention's name."""
     match device.type:
         case "cpu" if deterministic:
-            return partial(PackedForward, layout=pages.lay_out), pages.PAGES
+            return partial(PackedForward, layout=lay_out_exactly), CONTINUOUS
         case _ if deterministic:
             msg = (
                 "answers that are the same to the bit in any company, on another device than a CPU"

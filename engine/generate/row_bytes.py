@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from engine.generate.attention import NotSupportedError
-from engine.generate.pages import ROWS
+from engine.generate.layout import FULL
+from engine.generate.rule import NotSupportedError
 from engine.model.int8 import Int8Linear
 from engine.model.linear import PrepackedLinear
 
-_COUNTS = tuple(ROWS * times for times in (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 64))
-_MOST_OF_HEAD = 8 * ROWS  # it scores few rows of a step
+_COUNTS = tuple(FULL * times for times in (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 64))
+_MOST_OF_HEAD = 8 * FULL  # it scores few rows of a step
 
 
 def check_products(model: nn.Module, vocab_size: int) -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from engine.generate.attention import rule_of
 from engine.generate.decode_graphs import DecodeGraphs
 from engine.generate.kv import KV
 from engine.generate.layout import scored
 from engine.generate.readers import Planned, Readers
+from engine.generate.rule import rule_of
 from engine.model.load import Decoder
 from engine.plan.schedule import Step
 from engine.plan.sequence import Sequence

@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.generate.attention import Rule
 from engine.generate.kv import Heads, LayerKV
 from engine.generate.readers import CELL, READER, SPAN, Readers
+from engine.generate.rule import Rule
 
 _LOG2E = tl.constexpr(math.log2(math.e))
 _LOWEST = tl.constexpr(-1e30)  # below every score, yet finite

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.generate import triton_spans
-from engine.generate.attention import Rule
 from engine.generate.kv import Heads, LayerKV
 from engine.generate.readers import Readers, Room, nobody
+from engine.generate.rule import Rule
 
 BOUNDS = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 

@@ -16,7 +16,7 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from engine.generate import triton_spans
-from engine.generate.attention import Rule
+from engine.generate.rule import Rule
 from engine.generate.kv import Heads
 
 NAMES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}

@@ -10,7 +10,7 @@ import torch
 from engine.config import EngineConfig, Kind, Quantize
 from engine.engine import Engine
 from engine.errors import ModelLoadError
-from engine.generate import pages, row_bytes
+from engine.generate import attention, row_bytes
 from engine.generate.guesses import Guesses
 from engine.model.int8 import has_fast_int8
 from engine.request import GenerateRequest, Generation, Result, Sampling
@@ -32,7 +32,7 @@ __all__ = ["any_decoder"]  # a fixture
 
 # Each expert's rows are a product of their own, of as many rows as neighbours bring to it.
 EXPERTS = ["mixtral", "qwen3-moe", "gpt-oss"]
-LONG = 100  # tokens, more than a page has
+LONG = 100  # tokens
 
 
 def engine_of(folder: Path, **changes: Any) -> Engine:
@@ -183,13 +183,13 @@ def test_a_model_of_experts_is_refused(any_decoder: MakeDecoder, name: str) -> N
 def test_attention_that_depends_on_neighbours_is_found_out(
     any_decoder: MakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = pages._read
+    read_rows = attention.read_rows
 
-    def disturbed(queries: torch.Tensor, *others: Any) -> torch.Tensor:
-        return read(queries, *others) * (1 + len(queries) * 1e-6)
+    def disturbed(queries: torch.Tensor, *others: Any) -> None:
+        read_rows(queries * (1 + len(queries) * 1e-6), *others)
 
     engine_of(any_decoder("llama"))
-    monkeypatch.setattr(pages, "_read", disturbed)
+    monkeypatch.setattr(attention, "read_rows", disturbed)
     with pytest.raises(ModelLoadError, match="deterministic"):
         engine_of(any_decoder("llama"))
 
@@ -200,7 +200,7 @@ def test_products_that_depend_on_the_number_of_rows_are_found_out(
     forward: Callable[..., torch.Tensor] = row_bytes.PrepackedLinear.forward
 
     def disturbed(self: Any, rows: torch.Tensor) -> torch.Tensor:
-        return forward(self, rows) * (1 + 1e-6 * (rows.shape[-2] == 13 * pages.ROWS))
+        return forward(self, rows) * (1 + 1e-6 * (rows.shape[-2] == 13 * row_bytes.FULL))
 
     monkeypatch.setattr(row_bytes.PrepackedLinear, "forward", disturbed)
     with pytest.raises(ModelLoadError, match="deterministic"):
