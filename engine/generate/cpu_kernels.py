@@ -1,4 +1,4 @@
-"""What does a step on a CPU do that torch has no one pass for? Compiled by numba at the start.
+"""What does a step on a CPU do that torch has no one pass for? Compiled by numba.
 
 Attention of rows that each read keys of their own is thousands of products too small for a library:
 torch's kernel for CPUs takes two to three times as long. A row's result depends on that row alone.
@@ -26,8 +26,9 @@ from engine.generate.kv import LayerKV
 from engine.generate.layout import Reads
 from engine.generate.rule import Rule
 
-# Sums may be taken in any order, which is what vectors need; what is not a number stays so.
-_FAST = {"reassoc", "contract", "arcp", "nsz"}
+# Sums may be taken in any order, which is what vectors need; what is not a number stays so, and a
+# division by zero makes such.
+_OPTIONS: Any = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
 _LOWEST = -1e30  # below every score
 
 if sys.pycache_prefix is not None:  # machine code goes where bytecode goes
@@ -83,9 +84,9 @@ def _run(kernel: Callable[[Any], None], sizes: Any, arrays: list[Any]) -> None: 
 def _compiled(kernel: Callable[[Any], None]) -> Any:  # noqa: ANN401 numba's
     signature = types.void(types.CPointer(types.int64))
     try:
-        return numba.cfunc(signature, fastmath=_FAST, cache=True)(kernel)
+        return numba.cfunc(signature, cache=True, **_OPTIONS)(kernel)
     except RuntimeError:  # there is nowhere to keep it
-        return numba.cfunc(signature, fastmath=_FAST)(kernel)
+        return numba.cfunc(signature, **_OPTIONS)(kernel)
 
 
 if _has_openmp:
@@ -168,7 +169,7 @@ def _read_rows(words: Any) -> None:  # noqa: ANN401 a pointer to what `_run` lis
         read[row, head] = total
 
 
-@numba.njit(fastmath=_FAST)  # type: ignore[untyped-decorator]
+@numba.njit(**_OPTIONS)  # type: ignore[untyped-decorator]
 def _softmax(scores: NDArray[np.float32]) -> Any:  # noqa: ANN401 a float32
     """Turn scores into shares of 1; the log of the sum of their exponentials.
 

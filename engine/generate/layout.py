@@ -104,15 +104,16 @@ def lay_out(step: Step) -> Layout:
     short = [piece for piece in step.pieces if _is_short(piece)]
     short.sort(key=lambda piece: piece.slot.start)
     others = [piece for piece in step.pieces if not _is_short(piece)]
-    return _lay_out([*short, *others], len(short), fill=1)
+    return _lay_out([*short, *others], len(short), exact=False)
 
 
 def lay_out_exactly(step: Step) -> Layout:
     """The same, and no neighbour, chunk or stem changes a row by a bit: all read by themselves."""
-    return _lay_out(step.pieces, len(step.pieces), fill=FULL)
+    return _lay_out(step.pieces, len(step.pieces), exact=True)
 
 
-def _lay_out(pieces: Sequence[Piece], short: int, *, fill: int) -> Layout:
+def _lay_out(pieces: Sequence[Piece], short: int, *, exact: bool) -> Layout:
+    fill = FULL if exact else 1
     starts = np.cumsum([0, *(piece.count for piece in pieces)])
     counts = np.array([piece.count for piece in pieces])
     known = int(starts[-1])
@@ -136,7 +137,7 @@ def _lay_out(pieces: Sequence[Piece], short: int, *, fill: int) -> Layout:
         spread(piece.slot.size for piece in pieces),
         spread(piece.offset + piece.before for piece in pieces) + inside,
     )
-    alone = [fill > 1 or (n < short and _reads_stems(piece)) for n, piece in enumerate(pieces)]
+    alone = [exact or (n < short and _reads_stems(piece)) for n, piece in enumerate(pieces)]
     return Layout(
         ids=torch.from_numpy(ids),
         positions=torch.from_numpy(positions),
